@@ -1,0 +1,1 @@
+"""Pure rules: no boto3, no clock, no environment."""

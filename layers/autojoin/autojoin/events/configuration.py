@@ -1,0 +1,32 @@
+"""The declared configuration: one parameter each under /autojoin/<cluster>/."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+CIDR = r"^(\d{1,3}\.){3}\d{1,3}/\d{1,2}$"
+
+
+class Declared(BaseModel):
+    """Base: a misspelt field is refused, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ClusterDeclaration(Declared):
+    """/autojoin/<cluster>/cluster: what holds for the whole cluster."""
+
+    zone: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=200, description="The private hosted zone.")
+
+
+class PartitionDeclaration(Declared):
+    """/autojoin/<cluster>/partitions/<id>: one partition."""
+
+    id: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=40)
+    kind: Literal["tp", "rp", "master"]
+    ordinal: int = Field(0, ge=0, le=99, description="Order in lists of peers: the oldest tenant partition first.")
+    pod_cidr: str | None = Field(None, pattern=CIDR, description="Range of the pods of its nodes (rp, master).")
+    service_cidr: str | None = Field(None, pattern=CIDR, description="Range of its services (tp, master).")
+    cni_backend: str = Field("host-gw", max_length=20, description="flannel backend of its nodes: host-gw or vxlan.")

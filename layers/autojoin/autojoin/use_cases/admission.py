@@ -1,0 +1,186 @@
+"""Admit: describe the instance, plan its join, take its lease. Nothing outside the table changes here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from autojoin import errors
+from autojoin.domain import budgets
+from autojoin.domain.identity import Identity, identify
+from autojoin.domain.lifecycle import HELD_AT_LAUNCH, Hook, hook_of_ours, is_warm
+from autojoin.domain.partitions import Partition, Topology
+from autojoin.domain.plan import Plan, plan_join
+from autojoin.events.operations import Admission, Admit, DeadlinesView, HookRef, NodeRef, PlanView, Run
+from autojoin.events.requests import JoinRequest
+from autojoin.ports import Instance, NodeRecord, Ports
+from autojoin.use_cases.parse import parse
+
+JOINABLE_STATES = frozenset({"Pending", HELD_AT_LAUNCH, "Pending:Proceed", "InService", "Standby", "EnteringStandby"})
+LIVE_STATES = frozenset({"pending", "running"})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What there is to know of an instance before its join."""
+
+    instance: Instance
+    group: str | None
+    hook: Hook | None
+    held: bool
+    identity: Identity
+    partition: Partition
+    plan: Plan
+
+
+def admit(command: Admit, ports: Ports) -> Admission:
+    """Plan the join and take the lease; returns the plan, the run for every later step, and the deadlines.
+
+    A dry run changes nothing and never fails for what it finds: its refusals stand in the answer.
+    Raises InvalidInput and the permanent errors of its checks; Tombstoned if a leave has begun.
+    """
+    request = parse(JoinRequest, command.request, "execution input")
+    try:
+        candidate = examine(request, ports)
+    except errors.AutojoinError as error:
+        if request.dry_run and not isinstance(error, errors.RETRYABLE):
+            return Admission(outcome="planned", refusals=(f"{type(error).__name__}: {error}",))
+        raise
+    run = _run(command, request, candidate)
+    deadlines = _deadlines(request, candidate, ports.clock.now_ms())
+    answer = Admission(
+        outcome="planned",
+        plan=PlanView(**asdict(candidate.plan)),
+        run=run,
+        deadlines=DeadlinesView(**asdict(deadlines)),
+    )
+    if request.dry_run:
+        return answer
+    if not ports.registry.take_lease(request.instance_id, command.execution):
+        lease = ports.registry.lease(request.instance_id)
+        if lease.tombstone_ms is not None:
+            raise errors.Tombstoned(
+                f"a leave of {request.instance_id} began at {lease.tombstone_ms} ms",
+                "no leave of the instance",
+                "nothing: the leave ends by itself",
+            )
+        ports.telemetry.info("another execution works on the node", owner=lease.owner)
+        return answer.model_copy(update={"outcome": "in_progress", "owner": lease.owner})
+    _write_record(run, ports)
+    return answer.model_copy(update={"outcome": "admitted"})
+
+
+def examine(request: JoinRequest, ports: Ports) -> Candidate:
+    """Read and check everything that a plan needs. Changes nothing. Raises the permanent error of the first failed check."""
+    instance = live_instance(request.instance_id, ports)
+    membership = ports.groups.membership(request.instance_id)
+    subject = f"instance {request.instance_id}" + (f" of group {membership.group}" if membership else "")
+    identity = identify(instance.tags, ports.groups.tags(membership.group) if membership else None, subject)
+    hook: Hook | None = None
+    if membership:
+        _check_state(subject, membership.lifecycle_state)
+        hook = hook_of_ours(membership.group, ports.groups.hooks(membership.group))
+    topology = ports.configuration.topology(identity.cluster)
+    partition = _declared(identity, topology)
+    return Candidate(
+        instance=instance,
+        group=membership.group if membership else None,
+        hook=hook,
+        held=bool(membership and membership.lifecycle_state == HELD_AT_LAUNCH),
+        identity=identity,
+        partition=partition,
+        plan=plan_join(identity.role, partition),
+    )
+
+
+def live_instance(instance_id: str, ports: Ports) -> Instance:
+    """The instance, pending or running. Raises UnknownInstance or InstanceGone."""
+    instance = ports.instances.get(instance_id)
+    if instance is None:
+        raise errors.UnknownInstance(
+            f"EC2 knows no {instance_id} in this account and region",
+            "the id of a running instance",
+            "check the id and the region",
+        )
+    if instance.state not in LIVE_STATES:
+        raise errors.InstanceGone(
+            f"{instance_id} is {instance.state}", "pending or running", "nothing: its group replaces it if it wants one"
+        )
+    return instance
+
+
+def _check_state(subject: str, lifecycle_state: str) -> None:
+    if is_warm(lifecycle_state):
+        raise errors.InWarmPool(
+            f"{subject} is {lifecycle_state}",
+            "an instance on its way into service",
+            "nothing: it joins when it leaves the pool",
+        )
+    if lifecycle_state.startswith(("Terminat", "Detach")):
+        raise errors.InstanceGone(f"{subject} is {lifecycle_state}", "Pending:Wait or InService", "nothing")
+    if lifecycle_state not in JOINABLE_STATES:
+        raise errors.StateNotJoinable(
+            f"{subject} is {lifecycle_state}",
+            "one of " + ", ".join(sorted(JOINABLE_STATES)),
+            "start the join again once it is",
+        )
+
+
+def _declared(identity: Identity, topology: Topology | None) -> Partition:
+    where = f"/autojoin/{identity.cluster}/partitions/{identity.partition}"
+    partition = topology.get(identity.partition) if topology else None
+    if partition is None:
+        known = ", ".join(p.id for p in topology.partitions) if topology else "none, the cluster has no configuration"
+        raise errors.PartitionNotConfigured(
+            f"partition {identity.partition} of cluster {identity.cluster}; declared are: {known}",
+            f"a parameter {where}",
+            "declare the partition (docs/configuration.md), or correct autojoin:partition of the group",
+        )
+    return partition
+
+
+def _run(command: Admit, request: JoinRequest, candidate: Candidate) -> Run:
+    hook: HookRef | None = None
+    if candidate.held and candidate.hook and candidate.group:
+        mine = request.hook == candidate.hook.name and request.group == candidate.group
+        hook = HookRef(group=candidate.group, name=candidate.hook.name, token=request.token if mine else None)
+    return Run(
+        execution=command.execution,
+        name=command.name,
+        node=NodeRef(
+            instance_id=request.instance_id,
+            cluster=candidate.identity.cluster,
+            role=candidate.identity.role.value,
+            partition=candidate.identity.partition,
+            group=candidate.group,
+            address=candidate.instance.address,
+            subnet_id=candidate.instance.subnet_id,
+        ),
+        hook=hook,
+    )
+
+
+def _deadlines(request: JoinRequest, candidate: Candidate, now_ms: int) -> budgets.Deadlines:
+    if not (candidate.held and candidate.hook):
+        return budgets.join_deadlines(now_ms, None, None)
+    total_s = budgets.hook_total_s(candidate.hook.heartbeat_timeout_s, candidate.hook.global_timeout_s)
+    opened_ms = request.opened_ms or candidate.instance.launched_ms
+    return budgets.join_deadlines(now_ms, opened_ms, total_s)
+
+
+def _write_record(run: Run, ports: Ports) -> None:
+    node = run.node
+    before = ports.registry.record(node.instance_id)
+    ports.registry.put_record(
+        NodeRecord(
+            instance_id=node.instance_id,
+            cluster=node.cluster,
+            partition=node.partition,
+            role=node.role,
+            group=node.group,
+            address=node.address,
+            node_uid=before.node_uid if before else None,
+            joined_ms=before.joined_ms if before else None,
+            joined_by=before.joined_by if before else None,
+        ),
+        run.execution,
+    )

@@ -1,0 +1,233 @@
+"""Join, Verify, LeaveNode, RemoveNode: send a document once, find it again after a crash, answer when it has ended.
+
+Each is a turn: the task waits for its token, and this function or the answering rule, whichever comes second, brings the
+end. Both meet on one item of the table, so an event that is early, late or lost costs at most a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autojoin import errors
+from autojoin.domain import budgets
+from autojoin.domain.identity import Role
+from autojoin.domain.partitions import Partition, Topology, client_ca_parameter
+from autojoin.domain.scripts import Invocation, conclude
+from autojoin.events.eventbridge import CommandEnded
+from autojoin.events.operations import Done, Join, LeaveNode, RemoveNode, Run, StopCommands, Verify
+from autojoin.ports import Intent, Ports
+from autojoin.use_cases.preflight import MASTERS
+from autojoin.use_cases.waiting import ONLINE, heartbeat
+
+COMMAND = "command"
+NODE = "node"
+CANARY = "canary"
+
+
+def join(command: Join, ports: Ports) -> Done:
+    """Send join-worker to the node, or look for its end. The Node that kubelet will register is an intent first."""
+    run = command.run
+    heartbeat(run, ports)
+    topology, partition = _declared(run, ports)
+    _intend(run, Intent(NODE, run.node.instance_id, run.execution), ports)
+    parameters = {
+        "Cluster": run.node.cluster,
+        "Partition": partition.id,
+        "InstanceId": run.node.instance_id,
+        "Zone": topology.zone,
+        "TenantPartitions": ",".join(topology.tenant_partitions()),
+        "PodCidr": partition.pod_cidr or "",
+        "CniBackend": partition.cni_backend,
+        "ClientCaParameter": client_ca_parameter(run.node.cluster, partition.id),
+    }
+    return _turn(run, "Join", f"join-{run.node.role}", run.node.instance_id, parameters, command.token, ports)
+
+
+def verify(command: Verify, ports: Ports) -> Done:
+    """Send verify to the node, or look for its end. Its canary pods are an intent first."""
+    run = command.run
+    heartbeat(run, ports)
+    topology, partition = _declared(run, ports)
+    _intend(run, Intent(CANARY, run.name, run.execution), ports)
+    parameters = {
+        "Cluster": run.node.cluster,
+        "Partition": partition.id,
+        "InstanceId": run.node.instance_id,
+        "Zone": topology.zone,
+        "TenantPartitions": ",".join(topology.tenant_partitions()),
+        "PodCidr": partition.pod_cidr or "",
+        "CniBackend": partition.cni_backend,
+        "Execution": run.name,
+    }
+    return _turn(run, "Verify", "verify", run.node.instance_id, parameters, command.token, ports)
+
+
+def leave_node(command: LeaveNode, ports: Ports) -> Done:
+    """Stop our units on a node that failed to join. Best effort: the machine goes on whatever comes of it."""
+    run = command.run
+    _heartbeat_if_held(run, ports)
+    agent = ports.commands.agents([run.node.instance_id]).get(run.node.instance_id)
+    if not agent or agent.ping != ONLINE:
+        ports.callbacks.succeed(command.token, {"done": True, "skipped": "agent not online"})
+        return Done()
+    return _turn(run, "LeaveNode", "leave-node", run.node.instance_id, {"InstanceId": run.node.instance_id}, command.token, ports)
+
+
+def remove_node(command: RemoveNode, ports: Ports) -> Done:
+    """Delete the Node and its canary pods, from a master of its RP. Raises NoMasterOnline."""
+    run = command.run
+    _heartbeat_if_held(run, ports)
+    topology, partition = _declared(run, ports)
+    record = ports.registry.record(run.node.instance_id)
+    master = _recorded_target(run, "RemoveNode", ports) or _online_master(run, ports)
+    parameters = {
+        "Partition": partition.id,
+        "Zone": topology.zone,
+        "TenantPartitions": ",".join(topology.tenant_partitions()),
+        "NodeName": run.node.instance_id,
+        "NodeUid": (record.node_uid if record else None) or "",
+        "Scope": command.scope,
+    }
+    return _turn(run, "RemoveNode", "remove-node", master, parameters, command.token, ports)
+
+
+def stop_commands(command: StopCommands, ports: Ports) -> Done:
+    """Cancel every command of the failed execution, those that it could not record any more included."""
+    instance_id = command.run.node.instance_id
+    from_name = command.from_execution.rsplit(":", 1)[-1]
+    for intent in ports.registry.intents(instance_id):
+        if intent.kind != COMMAND or intent.execution != command.from_execution:
+            continue
+        command_id, target = _split(intent.value, instance_id)
+        if not command_id:
+            document = f"join-{command.run.node.role}" if intent.key == "Join" else "verify"
+            command_id = ports.commands.find(document, target, _comment(from_name, intent.key)) or ""
+        if command_id:
+            ports.commands.cancel(command_id, target)
+    return Done()
+
+
+def command_ended(event: CommandEnded, ports: Ports) -> Done:
+    """A command reached its last state: answer the task that waits for it, or leave the news for its next turn."""
+    detail = event.detail
+    token = ports.registry.meet_status(detail.command_id, detail.instance_id, detail.status)
+    if token is None:
+        return Done(done=False)
+    invocation = ports.commands.invocation(detail.command_id, detail.instance_id)
+    if invocation is None or not invocation.is_terminal:
+        return Done(done=False)
+    try:
+        output = _output(invocation)
+    except errors.AutojoinError as error:
+        return Done(done=ports.callbacks.fail(token, type(error).__name__, str(error)))
+    return Done(done=ports.callbacks.succeed(token, output))
+
+
+def _turn(run: Run, step: str, document: str, target: str, parameters: Mapping[str, str], token: str, ports: Ports) -> Done:
+    """One turn of a command. Returns at once; raises the script's error if it has ended with one."""
+    intent = _own_intent(run, step, ports)
+    command_id = _split(intent.value, target)[0] if intent else ""
+    if intent and not command_id:
+        command_id = ports.commands.find(document, target, _comment(run.name, step)) or ""
+    invocation = ports.commands.invocation(command_id, target) if command_id else None
+    if not command_id or (invocation and invocation.is_terminal and conclude(invocation) is None):
+        command_id = _send(run, step, document, target, parameters, ports)
+        invocation = None
+    elif intent and not intent.value:
+        _record(run, step, command_id, target, ports)
+    status = ports.registry.meet_token(command_id, target, token)
+    if status and not (invocation and invocation.is_terminal):
+        invocation = ports.commands.invocation(command_id, target)
+    if invocation and invocation.is_terminal:
+        ports.callbacks.succeed(token, _output(invocation))
+    return Done()
+
+
+def _send(run: Run, step: str, document: str, target: str, parameters: Mapping[str, str], ports: Ports) -> str:
+    _intend(run, Intent(COMMAND, step, run.execution), ports)
+    timeout = {"ExecutionTimeout": str(budgets.COMMAND_EXECUTION_S[document])}
+    command_id = ports.commands.send(document, target, {**parameters, **timeout}, _comment(run.name, step))
+    _record(run, step, command_id, target, ports)
+    ports.telemetry.info("command sent", document=document, target=target, command_id=command_id)
+    return command_id
+
+
+def _output(invocation: Invocation) -> dict[str, object]:
+    said = conclude(invocation)
+    if said is None:
+        return {"done": False, "command_id": invocation.command_id}
+    return {"done": True, "command_id": invocation.command_id, "result": said.fields}
+
+
+def _comment(execution_name: str, step: str) -> str:
+    return f"{execution_name}/{step}"
+
+
+def _split(value: str, default_target: str) -> tuple[str, str]:
+    command_id, _, target = value.partition("@")
+    return command_id, target or default_target
+
+
+def _record(run: Run, step: str, command_id: str, target: str, ports: Ports) -> None:
+    sent = Intent(COMMAND, step, run.execution, f"{command_id}@{target}", ports.clock.now_ms())
+    ports.registry.put_intent(run.node.instance_id, sent, run.execution)
+
+
+def _own_intent(run: Run, step: str, ports: Ports) -> Intent | None:
+    return next(
+        (
+            i
+            for i in ports.registry.intents(run.node.instance_id)
+            if i.kind == COMMAND and i.key == step and i.execution == run.execution
+        ),
+        None,
+    )
+
+
+def _recorded_target(run: Run, step: str, ports: Ports) -> str | None:
+    intent = _own_intent(run, step, ports)
+    return _split(intent.value, "")[1] or None if intent and intent.value else None
+
+
+def _intend(run: Run, intent: Intent, ports: Ports) -> None:
+    """Write the intent unless it stands already; one of an earlier execution becomes ours, its value kept."""
+    for known in ports.registry.intents(run.node.instance_id):
+        if (known.kind, known.key) == (intent.kind, intent.key):
+            if known.execution == intent.execution and intent.kind != COMMAND:
+                return
+            if intent.kind == NODE:
+                return
+    ports.registry.put_intent(run.node.instance_id, replace(intent, effect_ms=None), run.execution)
+
+
+def _heartbeat_if_held(run: Run, ports: Ports) -> None:
+    try:
+        heartbeat(run, ports)
+    except errors.HookOver as error:
+        ports.telemetry.info("the hook is over, the clean-up goes on", detail=str(error))
+
+
+def _declared(run: Run, ports: Ports) -> tuple[Topology, Partition]:
+    topology = ports.configuration.topology(run.node.cluster)
+    partition = topology.get(run.node.partition) if topology else None
+    if topology is None or partition is None:
+        raise errors.PartitionNotConfigured(
+            f"partition {run.node.partition} of cluster {run.node.cluster} is not declared any more",
+            "a declaration that stays while nodes join or leave",
+            "declare it again and start the execution anew",
+        )
+    return topology, partition
+
+
+def _online_master(run: Run, ports: Ports) -> str:
+    masters = [m.instance_id for m in ports.instances.running(run.node.cluster, run.node.partition, MASTERS)]
+    agents = ports.commands.agents(masters) if masters else {}
+    online = [m for m in masters if m in agents and agents[m].ping == ONLINE]
+    if not online:
+        raise errors.NoMasterOnline(
+            f"masters of {run.node.partition}: {', '.join(masters) or 'none'}; online: none",
+            f"one {Role.RP.value} or {Role.MASTER.value} instance with an online SSM agent",
+            "bring a master's agent back; then delete the Node by hand, or start the clean-up again",
+        )
+    return online[0]

@@ -1,0 +1,27 @@
+"""Turning what came in into a model, or into an InvalidInput that says which field and what was expected."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from autojoin import errors
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(model: type[Model], data: Any, what: str) -> Model:
+    """`data` as a `model`. Raises InvalidInput naming each field that does not fit; never repeats a value of a token."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in problem['loc']) or '(all of it)'}: {problem['msg']}"
+            for problem in error.errors(include_url=False, include_input=False)
+        )
+        raise errors.InvalidInput(
+            f"{what}: {problems}",
+            f"the fields of {model.__name__}: {', '.join(model.model_fields)}",
+            "correct the input; samples are in events/",
+        ) from None

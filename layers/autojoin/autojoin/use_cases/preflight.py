@@ -1,0 +1,49 @@
+"""Preflight: what AWS can tell before anything runs on the node, and the source/destination check switched off."""
+
+from __future__ import annotations
+
+from autojoin import errors
+from autojoin.domain.identity import Role
+from autojoin.domain.partitions import not_adjacent
+from autojoin.events.operations import Done, Preflight
+from autojoin.ports import Ports
+
+MASTERS = (Role.RP.value, Role.MASTER.value)
+
+
+def preflight(command: Preflight, ports: Ports) -> Done:
+    """Refuse a subnet that host-gw cannot route, then let the node forward for its pods.
+
+    Raises SubnetNotAdjacent, PartitionNotConfigured. The script on the node checks again, with addresses and masks.
+    """
+    node = command.run.node
+    topology = ports.configuration.topology(node.cluster)
+    partition = topology.get(node.partition) if topology else None
+    if partition is None:
+        raise errors.PartitionNotConfigured(
+            f"partition {node.partition} of cluster {node.cluster} is not declared any more",
+            "a declaration that stays while nodes join",
+            "declare it again, or delete the group",
+        )
+    if partition.cni_backend == "host-gw" and node.subnet_id:
+        _require_one_subnet(command, ports)
+    ports.instances.switch_off_source_dest_check(node.instance_id)
+    return Done()
+
+
+def _require_one_subnet(command: Preflight, ports: Ports) -> None:
+    node = command.run.node
+    masters = [m for m in ports.instances.running(node.cluster, node.partition, MASTERS) if m.instance_id != node.instance_id]
+    subnets = {m.instance_id: m.subnet_id for m in masters if m.subnet_id}
+    if not subnets or node.subnet_id is None:
+        return
+    cidrs = ports.instances.subnet_cidrs({node.subnet_id, *subnets.values()})
+    own = cidrs[node.subnet_id]
+    far = not_adjacent(own, {instance: cidrs[subnet] for instance, subnet in subnets.items()})
+    if far:
+        raise errors.SubnetNotAdjacent(
+            f"{node.instance_id} ({node.address}) is in {own}; masters of {node.partition} are elsewhere: "
+            + ", ".join(f"{instance} in {cidr}" for instance, cidr in sorted(far.items())),
+            "all nodes of a host-gw partition in one subnet: flannel routes through a neighbour on the same link",
+            f"give the group the masters' subnet only, or declare cni_backend vxlan for {node.partition}",
+        )

@@ -1,0 +1,1 @@
+"""Fakes at the edge: the world as our ports see it, on virtual time."""

@@ -1,0 +1,517 @@
+"""A whole world behind the ports: EC2, Auto Scaling, agents, the table, executions, on the interpreter's virtual clock.
+
+The fakes keep the semantics that rules lean on (one condition decides a lease, a completed action is over, a command's end
+comes as an event), and they can fail: `world.break_next(method, error)` makes the next call of a port's method raise,
+`lose_events` drops events.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autojoin import errors
+from autojoin.domain.lifecycle import LAUNCH_TRANSITION, HeldHook, Hook
+from autojoin.domain.partitions import Partition, PartitionKind, Topology
+from autojoin.domain.scripts import Invocation
+from autojoin.entrypoint import Handler
+from autojoin.ports import Agent, ExecutionState, Instance, Intent, Lease, Membership, NodeRecord
+from lab import asl
+
+ROOT = Path(__file__).resolve().parents[2]
+ACCOUNT = "123456789012"
+REGION = "eu-central-1"
+OURS = '{"autojoin":1}'
+WORKER_TAGS = {"autojoin:cluster": "demo", "autojoin:role": "worker", "autojoin:partition": "rp1"}
+MASTER_TAGS = {"autojoin:cluster": "demo", "autojoin:role": "rp", "autojoin:partition": "rp1"}
+TOPOLOGY = Topology(
+    zone="demo.arktos.internal",
+    partitions=(
+        Partition("tp1", PartitionKind.TP, service_cidr="10.0.0.0/16"),
+        Partition("rp1", PartitionKind.RP, pod_cidr="10.244.0.0/16"),
+    ),
+)
+
+
+@dataclass
+class Script:
+    """How a document behaves: after `takes_s` it ends with this status, exit code and last line. `ends` False: never."""
+
+    takes_s: float = 5.0
+    status: str = "Success"
+    status_details: str = "Success"
+    exit_code: int = 0
+    stdout: str = '{"ok":true}'
+    stderr: str = ""
+    ends: bool = True
+
+
+def refusal(code: int, error: str) -> Script:
+    """A script that ends with an error class of its own."""
+    line = json.dumps({"ok": False, "error": error, "seen": "what it saw", "expected": "what it wanted", "todo": "do this"})
+    return Script(status="Failed", status_details="Failed", exit_code=code, stdout=line)
+
+
+@dataclass
+class Group:
+    """An Auto Scaling group."""
+
+    name: str
+    tags: dict[str, str]
+    hooks: list[Hook]
+
+
+@dataclass
+class Action:
+    """A lifecycle action that holds an instance."""
+
+    token: str
+    hook: str
+    open: bool = True
+    result: str | None = None
+    heartbeats: int = 0
+
+
+@dataclass
+class Telemetry:
+    """Port Telemetry that remembers."""
+
+    lines: list[tuple[str, str, dict[str, object]]] = field(default_factory=list)
+    counts: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+
+    def begin(self, keys: dict[str, Any], correlation_id: str | None) -> None:
+        self.keys = keys
+
+    def info(self, message: str, **fields: object) -> None:
+        self.lines.append(("info", message, fields))
+
+    def warning(self, message: str, **fields: object) -> None:
+        self.lines.append(("warning", message, fields))
+
+    def count(self, metric: str, **dimensions: str) -> None:
+        self.counts.append((metric, dimensions))
+
+
+class World:
+    """Every port in one object; `engine` runs the machines on `clock_`."""
+
+    def __init__(self) -> None:
+        self.time = asl.VirtualClock()
+        self.telemetry = Telemetry()
+        self.ec2: dict[str, Instance] = {}
+        self.dest_check_off: set[str] = set()
+        self.subnets = {"subnet-a": "10.0.0.0/20", "subnet-b": "10.0.16.0/20"}
+        self.asg: dict[str, Group] = {}
+        self.lifecycle: dict[str, Membership] = {}
+        self.actions: dict[str, Action] = {}
+        self.agents_at: dict[str, tuple[float, str]] = {}
+        self.scripts: dict[str, list[Script]] = {}
+        self.invocations: dict[str, Invocation] = {}
+        self.sent: list[tuple[str, str, dict[str, str], str, str]] = []
+        self.cancelled: list[str] = []
+        self.declared: Topology | None = TOPOLOGY
+        self.leases: dict[str, Lease] = {}
+        self.records: dict[str, NodeRecord] = {}
+        self.intended: dict[tuple[str, str, str], Intent] = {}
+        self.meetings: dict[str, dict[str, str]] = {}
+        self.lose_events = False
+        self.failures: dict[str, list[Exception]] = {}
+        self.calls: list[str] = []
+        self.handlers = load_handlers(lambda: self)
+        self.engine = asl.Engine(self.time, self._invoke, on_status=self._status, region=REGION, account=ACCOUNT)
+        self.machines_by_name = {name: machine(name) for name in ("join", "leave")}
+        for made in self.machines_by_name.values():
+            self.engine.register(made)
+
+    # -- the ports are this object -----------------------------------------------------------------------------------
+    @property
+    def clock(self) -> World:
+        return self
+
+    instances = groups = commands = configuration = registry = machines = callbacks = clock
+
+    # -- arranging -----------------------------------------------------------------------------------------------------
+    def add_group(self, name: str = "workers", tags: Mapping[str, str] = WORKER_TAGS, *hooks: Hook) -> Group:
+        self.asg[name] = Group(name, dict(tags), list(hooks) or [hook(name)])
+        return self.asg[name]
+
+    def add_instance(
+        self,
+        instance_id: str,
+        tags: Mapping[str, str] = WORKER_TAGS,
+        *,
+        group: str | None = "workers",
+        state: str = "running",
+        lifecycle_state: str = "Pending:Wait",
+        subnet: str = "subnet-a",
+        agent_after_s: float | None = 3.0,
+        agent_version: str = "3.3.2746.0",
+    ) -> Instance:
+        address = f"10.0.0.{len(self.ec2) + 10}"
+        made = Instance(instance_id, state, address, subnet, dict(tags), self.now_ms())
+        self.ec2[instance_id] = made
+        if agent_after_s is not None:
+            self.agents_at[instance_id] = (self.time.time() + agent_after_s, agent_version)
+        if group:
+            if group not in self.asg:
+                self.add_group(group)
+            self.lifecycle[instance_id] = Membership(group, lifecycle_state)
+            if lifecycle_state.endswith(":Wait"):
+                self.actions[instance_id] = Action(str(uuid.uuid4()), self.asg[group].hooks[0].name)
+        return made
+
+    def add_master(self, instance_id: str = "i-0000000000000aaaa", **more: Any) -> Instance:
+        return self.add_instance(instance_id, MASTER_TAGS, group=None, agent_after_s=0.0, **more)
+
+    def break_next(self, method: str, *raised: Exception) -> None:
+        """The next calls of this port method raise, one each."""
+        self.failures.setdefault(method, []).extend(raised)
+
+    def terminate(self, instance_id: str, lifecycle_state: str | None = None) -> None:
+        self.ec2[instance_id] = replace(self.ec2[instance_id], state="terminated")
+        self.agents_at.pop(instance_id, None)
+        self.actions.pop(instance_id, None)
+        if lifecycle_state:
+            self.lifecycle[instance_id] = replace(self.lifecycle[instance_id], lifecycle_state=lifecycle_state)
+        else:
+            self.lifecycle.pop(instance_id, None)
+
+    # -- acting ----------------------------------------------------------------------------------------------------------
+    def start(self, machine_name: str, request: Mapping[str, Any], name: str = "test") -> asl.Execution:
+        return self.engine.start(self.machines_by_name[machine_name], name, dict(request))
+
+    def join(self, instance_id: str, name: str = "test", *, by_event: bool = True, **more: Any) -> asl.Execution:
+        """Start a join (as intake does, with the action's token) and run the world until nothing is left to do."""
+        request: dict[str, Any] = {"instance_id": instance_id, **more}
+        action = self.actions.get(instance_id)
+        if by_event and action:
+            held = {"group": self.lifecycle[instance_id].group, "hook": action.hook, "token": action.token}
+            request |= {**held, "source": "event", "opened_ms": self.now_ms()}
+        execution = self.start("join", request, name)
+        self.engine.run()
+        return execution
+
+    def execution_named(self, name: str) -> asl.Execution:
+        return next(e for e in self.engine.executions.values() if e.name == name)
+
+    def left_of(self, instance_id: str) -> list[str]:
+        """Everything in the table that names the instance."""
+        found = [f"INTENT#{k}#{key}" for (i, k, key) in self.intended if i == instance_id]
+        found += ["LEASE"] if instance_id in self.leases else []
+        return found + (["RECORD"] if instance_id in self.records else [])
+
+    # -- functions -------------------------------------------------------------------------------------------------------
+    def _invoke(self, function_arn: str, payload: Any) -> Any:
+        boundary = function_arn.rsplit(":", 1)[-1].removeprefix("autojoin-")
+        try:
+            return self.handlers[boundary](json.loads(json.dumps(payload)), None)
+        except Exception as error:
+            cause = {"errorType": type(error).__name__, "errorMessage": str(error)}
+            raise asl.TaskFailed(type(error).__name__, json.dumps(cause)) from error
+
+    def _status(self, execution: asl.Execution) -> None:
+        if execution.status not in ("FAILED", "TIMED_OUT", "ABORTED") or ":stateMachine:autojoin-join" not in _machine_arn(
+            execution
+        ):
+            return
+        if self.lose_events:
+            return
+        detail = {
+            "executionArn": execution.arn,
+            "stateMachineArn": _machine_arn(execution),
+            "name": execution.name,
+            "status": execution.status,
+            "input": json.dumps(execution.input),
+            "error": execution.error,
+            "cause": execution.cause,
+        }
+        event = {"source": "aws.states", "detail-type": "Step Functions Execution Status Change", "detail": detail}
+        self.engine.call_later(0.1, lambda: self.handlers["intake"](event, None))
+
+    def _call(self, method: str) -> None:
+        self.calls.append(method)
+        if self.failures.get(method):
+            raise self.failures[method].pop(0)
+
+    # -- Clock -----------------------------------------------------------------------------------------------------------
+    def now_ms(self) -> int:
+        return round(self.time.time() * 1000)
+
+    def sleep(self, seconds: float) -> None:
+        self.time.sleep(seconds)
+
+    # -- Instances -------------------------------------------------------------------------------------------------------
+    def get(self, instance_id: str) -> Instance | None:
+        self._call("get")
+        return self.ec2.get(instance_id)
+
+    def running(self, cluster: str, partition: str, roles: Iterable[str]) -> tuple[Instance, ...]:
+        self._call("running")
+        wanted = set(roles)
+        return tuple(
+            i
+            for i in self.ec2.values()
+            if i.state in ("pending", "running")
+            and i.tags.get("autojoin:cluster") == cluster
+            and i.tags.get("autojoin:partition") == partition
+            and i.tags.get("autojoin:role") in wanted
+        )
+
+    def subnet_cidrs(self, subnet_ids: Iterable[str]) -> Mapping[str, str]:
+        self._call("subnet_cidrs")
+        return {s: self.subnets[s] for s in subnet_ids}
+
+    def switch_off_source_dest_check(self, instance_id: str) -> None:
+        self._call("switch_off_source_dest_check")
+        self.dest_check_off.add(instance_id)
+
+    # -- Groups ----------------------------------------------------------------------------------------------------------
+    def membership(self, instance_id: str) -> Membership | None:
+        self._call("membership")
+        return self.lifecycle.get(instance_id)
+
+    def tags(self, group: str) -> Mapping[str, str]:
+        self._call("tags")
+        return self.asg[group].tags if group in self.asg else {}
+
+    def hooks(self, group: str) -> tuple[Hook, ...]:
+        self._call("hooks")
+        return tuple(self.asg[group].hooks)
+
+    def heartbeat(self, held: HeldHook, instance_id: str) -> None:
+        self._call("heartbeat")
+        self._open_action(held, instance_id).heartbeats += 1
+
+    def complete(self, held: HeldHook, instance_id: str, result: str) -> None:
+        self._call("complete")
+        action = self._open_action(held, instance_id)
+        action.open, action.result = False, result
+        after = "InService" if result == "CONTINUE" else "Terminating:Proceed"
+        self.lifecycle[instance_id] = replace(self.lifecycle[instance_id], lifecycle_state=after)
+
+    def _open_action(self, held: HeldHook, instance_id: str) -> Action:
+        action = self.actions.get(instance_id)
+        if action is None or not action.open or (held.token and held.token != action.token):
+            raise errors.HookOver("an action that has ended", "one that waits", "nothing")
+        return action
+
+    # -- Commands --------------------------------------------------------------------------------------------------------
+    def agents(self, instance_ids: Iterable[str]) -> Mapping[str, Agent]:
+        self._call("agents")
+        online = {i: v for i, (at, v) in self.agents_at.items() if at <= self.time.time()}
+        return {i: Agent(i, "Online", online[i]) for i in instance_ids if i in online}
+
+    def send(self, document: str, instance_id: str, parameters: Mapping[str, str], comment: str) -> str:
+        self._call("send")
+        command_id = str(uuid.uuid4())
+        self.sent.append((document, instance_id, dict(parameters), comment, command_id))
+        self.invocations[command_id] = Invocation(command_id, instance_id, f"autojoin-{document}", "InProgress", "InProgress")
+        queue = self.scripts.get(document, [])
+        script = queue.pop(0) if len(queue) > 1 else (queue[0] if queue else default_script(document))
+        if script.ends:
+            self.engine.call_later(script.takes_s, lambda: self._end(command_id, script))
+        return command_id
+
+    def _end(self, command_id: str, script: Script) -> None:
+        known = self.invocations[command_id]
+        if known.is_terminal:
+            return
+        self.invocations[command_id] = replace(
+            known,
+            status=script.status,
+            status_details=script.status_details,
+            exit_code=script.exit_code,
+            stdout=script.stdout,
+            stderr=script.stderr,
+        )
+        if not self.lose_events:
+            self.tell_end(command_id)
+
+    def tell_end(self, command_id: str) -> None:
+        """Deliver the event of a command's end (again)."""
+        known = self.invocations[command_id]
+        detail = {
+            "command-id": command_id,
+            "instance-id": known.instance_id,
+            "document-name": known.document,
+            "status": known.status,
+        }
+        event = {"source": "aws.ssm", "detail-type": "EC2 Command Invocation Status-change Notification", "detail": detail}
+        self.handlers["answer"](event, None)
+
+    def find(self, document: str, instance_id: str, comment: str) -> str | None:
+        self._call("find")
+        return next((s[4] for s in reversed(self.sent) if (s[0], s[1], s[3]) == (document, instance_id, comment)), None)
+
+    def invocation(self, command_id: str, instance_id: str) -> Invocation | None:
+        self._call("invocation")
+        return self.invocations.get(command_id)
+
+    def cancel(self, command_id: str, instance_id: str) -> None:
+        self._call("cancel")
+        self.cancelled.append(command_id)
+        if not self.invocations[command_id].is_terminal:
+            self._end(command_id, Script(status="Cancelled", status_details="Cancelled", exit_code=-1, stdout=""))
+
+    # -- Configuration ---------------------------------------------------------------------------------------------------
+    def topology(self, cluster: str) -> Topology | None:
+        self._call("topology")
+        return self.declared
+
+    # -- Registry --------------------------------------------------------------------------------------------------------
+    def lease(self, instance_id: str) -> Lease:
+        self._call("lease")
+        return self.leases.get(instance_id, Lease(None, 0, None))
+
+    def take_lease(self, instance_id: str, owner: str, *, instead_of: str | None = None) -> Lease | None:
+        self._call("take_lease")
+        known = self.leases.get(instance_id, Lease(None, 0, None))
+        if known.tombstone_ms is not None or known.owner not in (None, owner, instead_of):
+            return None
+        self.leases[instance_id] = Lease(owner, known.fence + 1, None)
+        return self.leases[instance_id]
+
+    def release_lease(self, instance_id: str, owner: str) -> bool:
+        self._call("release_lease")
+        known = self.leases.get(instance_id)
+        if known is None or known.owner != owner:
+            return False
+        self.leases[instance_id] = replace(known, owner=None)
+        return True
+
+    def record(self, instance_id: str) -> NodeRecord | None:
+        self._call("record")
+        return self.records.get(instance_id)
+
+    def put_record(self, record: NodeRecord, owner: str) -> None:
+        self._call("put_record")
+        self._check(record.instance_id, owner)
+        self.records[record.instance_id] = record
+
+    def intents(self, instance_id: str) -> tuple[Intent, ...]:
+        self._call("intents")
+        return tuple(i for (owner, _, _), i in self.intended.items() if owner == instance_id)
+
+    def put_intent(self, instance_id: str, intent: Intent, owner: str) -> None:
+        self._call("put_intent")
+        self._check(instance_id, owner)
+        self.intended[(instance_id, intent.kind, intent.key)] = intent
+
+    def delete_intent(self, instance_id: str, intent: Intent) -> None:
+        self._call("delete_intent")
+        known = self.intended.get((instance_id, intent.kind, intent.key))
+        if known and known.execution == intent.execution:
+            del self.intended[(instance_id, intent.kind, intent.key)]
+
+    def forget(self, instance_id: str, owner: str) -> None:
+        self._call("forget")
+        self._check(instance_id, owner)
+        self.intended = {k: v for k, v in self.intended.items() if k[0] != instance_id}
+        self.records.pop(instance_id, None)
+        self.leases.pop(instance_id, None)
+
+    def meet_token(self, command_id: str, instance_id: str, token: str) -> str | None:
+        self._call("meet_token")
+        old = dict(self.meetings.get(command_id, {}))
+        self.meetings.setdefault(command_id, {})["token"] = token
+        return old.get("status")
+
+    def meet_status(self, command_id: str, instance_id: str, status: str) -> str | None:
+        self._call("meet_status")
+        old = dict(self.meetings.get(command_id, {}))
+        self.meetings.setdefault(command_id, {})["status"] = status
+        return old.get("token")
+
+    def _check(self, instance_id: str, owner: str) -> None:
+        known = self.leases.get(instance_id)
+        if known is None or known.owner != owner or known.tombstone_ms is not None:
+            raise errors.LeaseLost("another owner", owner, "nothing")
+
+    # -- Machines, Callbacks ---------------------------------------------------------------------------------------------
+    def start_join(self, name: str, request: Mapping[str, object]) -> bool:
+        self._call("start_join")
+        return self._start("join", name, request)
+
+    def start_leave(self, name: str, request: Mapping[str, object]) -> bool:
+        self._call("start_leave")
+        return self._start("leave", name, request)
+
+    def _start(self, machine_name: str, name: str, request: Mapping[str, object]) -> bool:
+        known = {e.name for e in self.engine.executions.values() if f"autojoin-{machine_name}:" in e.arn}
+        if name in known:
+            return False
+        self.engine.call_later(0.0, lambda: self._start_once(machine_name, name, request))
+        return True
+
+    def _start_once(self, machine_name: str, name: str, request: Mapping[str, object]) -> None:
+        try:
+            self.start(machine_name, request, name)
+        except asl.ExecutionAlreadyExists:
+            return
+
+    def execution(self, arn: str) -> ExecutionState | None:
+        self._call("execution")
+        known = self.engine.executions.get(arn)
+        if known is None:
+            return None
+        stopped = known.stopped_at
+        return ExecutionState(known.status, None if stopped is None else round(stopped * 1000))
+
+    def succeed(self, token: str, output: Mapping[str, object]) -> bool:
+        self._call("succeed")
+        return self._answer(lambda: self.engine.send_task_success(token, dict(output)))
+
+    def fail(self, token: str, error: str, cause: str) -> bool:
+        return self._answer(lambda: self.engine.send_task_failure(token, error, cause))
+
+    @staticmethod
+    def _answer(send: Callable[[], None]) -> bool:
+        try:
+            send()
+        except (asl.TaskTimedOut, asl.InvalidToken, asl.TaskDoesNotExist):
+            return False
+        return True
+
+
+def hook(group: str, name: str = "autojoin-launching", *, heartbeat_s: int = 300, metadata: str | None = OURS) -> Hook:
+    """A launch hook."""
+    return Hook(group, name, LAUNCH_TRANSITION, heartbeat_s, min(100 * heartbeat_s, 172_800), metadata)
+
+
+def default_script(document: str) -> Script:
+    """What a script says that ends well."""
+    said: dict[str, object] = {"ok": True, "step": document}
+    if document == "verify":
+        said |= {"node_uid": "uid-1", "pod_cidr": "10.244.3.0/24", "canaries": ["tp1"]}
+    return Script(stdout=f"log line\n{json.dumps(said)}\n")
+
+
+def machine(name: str) -> asl.Machine:
+    """statemachine/<name>.asl.yaml with the substitutions of a deployment."""
+    text = (ROOT / "statemachine" / f"{name}.asl.yaml").read_text()
+    functions = ("Intake", "Node", "Wait", "Command", "Hook")
+    given = {f"{f}FunctionArn": f"arn:aws:lambda:{REGION}:{ACCOUNT}:function:autojoin-{f.lower()}" for f in functions}
+    for key, value in {"Partition": "aws", **given}.items():
+        text = text.replace("${" + key + "}", value)
+    return asl.parse(text, name=f"autojoin-{name}")
+
+
+def load_handlers(ports: Callable[[], Any]) -> dict[str, Handler]:
+    """The functions' own handlers, their operations unchanged, on other ports."""
+    found: dict[str, Handler] = {}
+    for path in sorted((ROOT / "functions").glob("*/app.py")):
+        spec = importlib.util.spec_from_file_location(f"app_{path.parent.name}", path)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found[path.parent.name] = Handler(module.lambda_handler.operations, ports)
+    return found
+
+
+def _machine_arn(execution: asl.Execution) -> str:
+    return execution.arn.replace(":execution:", ":stateMachine:").rsplit(":", 1)[0]
