@@ -20,7 +20,7 @@ from autojoin.domain.lifecycle import LAUNCH_TRANSITION, HeldHook, Hook
 from autojoin.domain.partitions import Partition, PartitionKind, Topology
 from autojoin.domain.scripts import Invocation
 from autojoin.entrypoint import Handler
-from autojoin.ports import Agent, ExecutionState, Instance, Intent, Lease, Membership, NodeRecord
+from autojoin.ports import Agent, ExecutionState, Instance, Intent, Lease, Membership, NodeRecord, Pin
 from lab import asl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -306,7 +306,11 @@ class World:
         online = {i: v for i, (at, v) in self.agents_at.items() if at <= self.time.time()}
         return {i: Agent(i, "Online", online[i]) for i in instance_ids if i in online}
 
-    def send(self, document: str, instance_id: str, parameters: Mapping[str, str], comment: str) -> str:
+    def pin(self, document: str) -> Pin:
+        self._call("pin")
+        return Pin("1", f"sha256-of-{document}")
+
+    def send(self, document: str, instance_id: str, parameters: Mapping[str, str], comment: str, pin: Pin | None = None) -> str:
         self._call("send")
         command_id = str(uuid.uuid4())
         self.sent.append((document, instance_id, dict(parameters), comment, command_id))
@@ -506,7 +510,8 @@ def load_handlers(ports: Callable[[], Any]) -> dict[str, Handler]:
     found: dict[str, Handler] = {}
     for path in sorted((ROOT / "functions").glob("*/app.py")):
         spec = importlib.util.spec_from_file_location(f"app_{path.parent.name}", path)
-        assert spec and spec.loader
+        assert spec
+        assert spec.loader
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         found[path.parent.name] = Handler(module.lambda_handler.operations, ports)

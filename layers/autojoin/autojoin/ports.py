@@ -88,14 +88,25 @@ class Agent:
     version: str
 
 
+@dataclass(frozen=True)
+class Pin:
+    """One version of a document. Hash is SHA-256, as Systems Manager gives it."""
+
+    version: str
+    sha256: str
+
+
 class Commands(Protocol):
     """Systems Manager: agents and Run Command."""
 
     def agents(self, instance_ids: Iterable[str]) -> Mapping[str, Agent]:
         """The agents that ever registered, by instance id."""
 
-    def send(self, document: str, instance_id: str, parameters: Mapping[str, str], comment: str) -> str:
-        """Send the document (its short name, `join-worker`) and return the command id. Not idempotent.
+    def pin(self, document: str) -> Pin:
+        """The version of the document (its short name, `join-worker`) that is the default now."""
+
+    def send(self, document: str, instance_id: str, parameters: Mapping[str, str], comment: str, pin: Pin | None = None) -> str:
+        """Send the document, of the pinned version if one is given, and return the command id. Not idempotent.
 
         Raises InstanceGone if Systems Manager does not take the instance.
         """

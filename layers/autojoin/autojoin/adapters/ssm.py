@@ -14,7 +14,7 @@ from autojoin.domain import budgets
 from autojoin.domain.partitions import Partition, PartitionKind, Topology
 from autojoin.domain.scripts import Invocation
 from autojoin.events.configuration import ClusterDeclaration, PartitionDeclaration
-from autojoin.ports import Agent
+from autojoin.ports import Agent, Pin
 
 NOT_TAKEN = frozenset({"InvalidInstanceId"})
 NOT_VISIBLE_YET = frozenset({"InvocationDoesNotExist", "InvalidPluginName"})
@@ -36,9 +36,16 @@ class SsmCommands:
             found = [i for page in pages for i in page["InstanceInformationList"]]
         return {i["InstanceId"]: Agent(i["InstanceId"], i["PingStatus"], i.get("AgentVersion", "")) for i in found}
 
-    def send(self, document: str, instance_id: str, parameters: Mapping[str, str], comment: str) -> str:
+    def pin(self, document: str) -> Pin:
+        """The default version of the document, and its hash."""
+        with translated("ssm:DescribeDocument"):
+            found = self._ssm.describe_document(Name=f"{self._prefix}-{document}")["Document"]
+        return Pin(found["DocumentVersion"], found["Hash"])
+
+    def send(self, document: str, instance_id: str, parameters: Mapping[str, str], comment: str, pin: Pin | None = None) -> str:
         """Send the document and return the command id. Raises InstanceGone if the instance is not taken."""
         output = {"CloudWatchLogGroupName": self._log_group, "CloudWatchOutputEnabled": True} if self._log_group else None
+        pinned = {"DocumentVersion": pin.version, "DocumentHash": pin.sha256, "DocumentHashType": "Sha256"} if pin else {}
         try:
             with translated("ssm:SendCommand", unless=NOT_TAKEN):
                 answer = self._ssm.send_command(
@@ -47,6 +54,7 @@ class SsmCommands:
                     Parameters={name: [value] for name, value in parameters.items()},
                     Comment=comment,
                     TimeoutSeconds=budgets.DELIVERY_TIMEOUT_S,
+                    **pinned,
                     **({"CloudWatchOutputConfig": output} if output else {}),
                 )
         except ClientError as refused:
@@ -116,6 +124,7 @@ class SsmConfiguration:
         partitions.sort(key=lambda p: (p.ordinal, p.id))
         return Topology(
             zone=declared.zone,
+            canary_image=declared.canary_image,
             partitions=tuple(Partition(p.id, PartitionKind(p.kind), p.pod_cidr, p.service_cidr, p.cni_backend) for p in partitions),
         )
 

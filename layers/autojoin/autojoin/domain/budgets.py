@@ -43,10 +43,12 @@ MAX_HEARTBEATS = 100
 """Source: EC2 Auto Scaling User Guide, lifecycle hooks: 48 hours or 100 times the heartbeat time-out, whichever is less."""
 
 # -- machines ------------------------------------------------------------------------------------------------------------
-JOIN_MACHINE_S = 3600
-LEAVE_MACHINE_S = 1800
-RESERVE_S = 900
-"""Kept free at the end of a hook for the clean-up and its completion."""
+JOIN_MACHINE_S = 5400
+LEAVE_MACHINE_S = 4500
+"""TimeoutSeconds of each machine; over the longest way through its graph (tests/machines/test_time_on_the_graph.py)."""
+RESERVE_S = 6600
+"""Kept free at the end of a hook: the longest way of a join from its last deadline to its end, the age that the finalizer's
+event may reach, and a whole clean-up. Held on the graph by the same test."""
 
 # -- events --------------------------------------------------------------------------------------------------------------
 RULE_EVENT_AGE_S = 60
@@ -87,12 +89,12 @@ def join_deadlines(now_ms: int, hook_opened_ms: int | None, hook_total: int | No
     hook_total      seconds that the hook can hold at most; None when no hook is held
     Each wait starts when the one before has ended, so its deadline adds up; none lies behind the hook's end less RESERVE_S.
     """
-    end_ms = now_ms + (JOIN_MACHINE_S - RESERVE_S) * 1000
-    if hook_opened_ms is not None and hook_total is not None:
-        end_ms = min(end_ms, hook_opened_ms + (hook_total - RESERVE_S) * 1000)
     agent = now_ms + AGENT_S * 1000
     join = agent + command_budget_s("join-worker") * 1000
     verify = join + command_budget_s("verify") * 1000
+    end_ms = verify
+    if hook_opened_ms is not None and hook_total is not None:
+        end_ms = min(end_ms, hook_opened_ms + (hook_total - RESERVE_S) * 1000)
     return Deadlines(min(agent, end_ms), min(join, end_ms), min(verify, end_ms), end_ms)
 
 

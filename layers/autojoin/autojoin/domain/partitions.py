@@ -44,10 +44,11 @@ class Partition:
 
 @dataclass(frozen=True)
 class Topology:
-    """All partitions of a cluster, by the order in which they were declared, and the zone of its names."""
+    """All partitions of a cluster, by the order in which they were declared, the zone of its names, and its canary."""
 
     zone: str
     partitions: tuple[Partition, ...]
+    canary_image: str = "autojoin/canary:1"
 
     def get(self, partition_id: str) -> Partition | None:
         """The partition of that id, or None."""

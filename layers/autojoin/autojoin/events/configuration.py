@@ -19,6 +19,11 @@ class ClusterDeclaration(Declared):
     """/autojoin/<cluster>/cluster: what holds for the whole cluster."""
 
     zone: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=200, description="The private hosted zone.")
+    canary_image: str = Field(
+        "autojoin/canary:1",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}$",
+        description="Image of the canary pod, preloaded on every node; answers GET / on port 8080.",
+    )
 
 
 class PartitionDeclaration(Declared):

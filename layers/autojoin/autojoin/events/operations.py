@@ -102,6 +102,20 @@ class Done(Wire):
     done: bool = True
 
 
+class DocumentPin(Wire):
+    """One version of a document, so that a deploy in mid-run cannot switch it. Hash is SHA-256, as Systems Manager gives it."""
+
+    version: str
+    sha256: str
+
+
+class Preflighted(Wire):
+    """Answer of Preflight: the documents that this run will send."""
+
+    join: DocumentPin
+    verify: DocumentPin
+
+
 class AwaitAgent(Wire):
     """Wait for the SSM agent."""
 
@@ -123,6 +137,7 @@ class Join(Wire):
 
     operation: Literal["Join"]
     run: Run
+    document: DocumentPin
     token: str
 
 
@@ -131,6 +146,7 @@ class Verify(Wire):
 
     operation: Literal["Verify"]
     run: Run
+    document: DocumentPin
     token: str
 
 

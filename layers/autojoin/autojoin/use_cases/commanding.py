@@ -16,7 +16,7 @@ from autojoin.domain.partitions import Partition, Topology, client_ca_parameter
 from autojoin.domain.scripts import Invocation, conclude
 from autojoin.events.eventbridge import CommandEnded
 from autojoin.events.operations import Done, Join, LeaveNode, RemoveNode, Run, StopCommands, Verify
-from autojoin.ports import Intent, Ports
+from autojoin.ports import Intent, Pin, Ports
 from autojoin.use_cases.preflight import MASTERS
 from autojoin.use_cases.waiting import ONLINE, heartbeat
 
@@ -41,7 +41,7 @@ def join(command: Join, ports: Ports) -> Done:
         "CniBackend": partition.cni_backend,
         "ClientCaParameter": client_ca_parameter(run.node.cluster, partition.id),
     }
-    return _turn(run, "Join", f"join-{run.node.role}", run.node.instance_id, parameters, command.token, ports)
+    return _turn(run, "Join", f"join-{run.node.role}", run.node.instance_id, parameters, command.token, ports, _pin(command))
 
 
 def verify(command: Verify, ports: Ports) -> Done:
@@ -59,8 +59,9 @@ def verify(command: Verify, ports: Ports) -> Done:
         "PodCidr": partition.pod_cidr or "",
         "CniBackend": partition.cni_backend,
         "Execution": run.name,
+        "CanaryImage": topology.canary_image,
     }
-    return _turn(run, "Verify", "verify", run.node.instance_id, parameters, command.token, ports)
+    return _turn(run, "Verify", "verify", run.node.instance_id, parameters, command.token, ports, _pin(command))
 
 
 def leave_node(command: LeaveNode, ports: Ports) -> Done:
@@ -124,7 +125,16 @@ def command_ended(event: CommandEnded, ports: Ports) -> Done:
     return Done(done=ports.callbacks.succeed(token, output))
 
 
-def _turn(run: Run, step: str, document: str, target: str, parameters: Mapping[str, str], token: str, ports: Ports) -> Done:
+def _turn(
+    run: Run,
+    step: str,
+    document: str,
+    target: str,
+    parameters: Mapping[str, str],
+    token: str,
+    ports: Ports,
+    pin: Pin | None = None,
+) -> Done:
     """One turn of a command. Returns at once; raises the script's error if it has ended with one."""
     intent = _own_intent(run, step, ports)
     command_id = _split(intent.value, target)[0] if intent else ""
@@ -132,7 +142,7 @@ def _turn(run: Run, step: str, document: str, target: str, parameters: Mapping[s
         command_id = ports.commands.find(document, target, _comment(run.name, step)) or ""
     invocation = ports.commands.invocation(command_id, target) if command_id else None
     if not command_id or (invocation and invocation.is_terminal and conclude(invocation) is None):
-        command_id = _send(run, step, document, target, parameters, ports)
+        command_id = _send(run, step, document, target, parameters, ports, pin)
         invocation = None
     elif intent and not intent.value:
         _record(run, step, command_id, target, ports)
@@ -144,10 +154,14 @@ def _turn(run: Run, step: str, document: str, target: str, parameters: Mapping[s
     return Done()
 
 
-def _send(run: Run, step: str, document: str, target: str, parameters: Mapping[str, str], ports: Ports) -> str:
+def _pin(command: Join | Verify) -> Pin:
+    return Pin(command.document.version, command.document.sha256)
+
+
+def _send(run: Run, step: str, document: str, target: str, parameters: Mapping[str, str], ports: Ports, pin: Pin | None) -> str:
     _intend(run, Intent(COMMAND, step, run.execution), ports)
     timeout = {"ExecutionTimeout": str(budgets.COMMAND_EXECUTION_S[document])}
-    command_id = ports.commands.send(document, target, {**parameters, **timeout}, _comment(run.name, step))
+    command_id = ports.commands.send(document, target, {**parameters, **timeout}, _comment(run.name, step), pin)
     _record(run, step, command_id, target, ports)
     ports.telemetry.info("command sent", document=document, target=target, command_id=command_id)
     return command_id

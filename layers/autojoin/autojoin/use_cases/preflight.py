@@ -5,14 +5,14 @@ from __future__ import annotations
 from autojoin import errors
 from autojoin.domain.identity import Role
 from autojoin.domain.partitions import not_adjacent
-from autojoin.events.operations import Done, Preflight
+from autojoin.events.operations import DocumentPin, Preflight, Preflighted
 from autojoin.ports import Ports
 
 MASTERS = (Role.RP.value, Role.MASTER.value)
 
 
-def preflight(command: Preflight, ports: Ports) -> Done:
-    """Refuse a subnet that host-gw cannot route, then let the node forward for its pods.
+def preflight(command: Preflight, ports: Ports) -> Preflighted:
+    """Refuse a subnet that host-gw cannot route, then let the node forward for its pods. Returns the documents' versions.
 
     Raises SubnetNotAdjacent, PartitionNotConfigured. The script on the node checks again, with addresses and masks.
     """
@@ -28,7 +28,12 @@ def preflight(command: Preflight, ports: Ports) -> Done:
     if partition.cni_backend == "host-gw" and node.subnet_id:
         _require_one_subnet(command, ports)
     ports.instances.switch_off_source_dest_check(node.instance_id)
-    return Done()
+    return Preflighted(join=_pin(f"join-{node.role}", ports), verify=_pin("verify", ports))
+
+
+def _pin(document: str, ports: Ports) -> DocumentPin:
+    pin = ports.commands.pin(document)
+    return DocumentPin(version=pin.version, sha256=pin.sha256)
 
 
 def _require_one_subnet(command: Preflight, ports: Ports) -> None:

@@ -33,7 +33,7 @@ def take_over(command: TakeOver, ports: Ports) -> Takeover:
     if failed and failed.status in KILLED_FROM_OUTSIDE and failed.stopped_ms is not None:
         quiet_ms = failed.stopped_ms + budgets.LONGEST_FUNCTION_S * 1000
         if now_ms < quiet_ms:
-            return Takeover(outcome="wait", until_ms=quiet_ms)
+            return Takeover(outcome="wait", until_ms=quiet_ms + budgets.SLACK_S * 1000)
     hook = _held_hook(request.instance_id, request.request, ports)
     lease = ports.registry.lease(request.instance_id)
     record = ports.registry.record(request.instance_id)
