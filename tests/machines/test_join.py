@@ -448,6 +448,23 @@ def test_a_clean_up_that_cannot_remove_the_node_still_lets_the_instance_go_and_k
     assert world.leases[NODE].owner is None
 
 
+def test_a_lease_that_a_dead_clean_up_kept_does_not_block_the_node_for_ever(world: World) -> None:
+    world.add_instance(NODE)
+    world.scripts["join-worker"] = [refusal(11, "BinariesMissing"), Script()]
+    world.break_next("complete", *[errors.AwsRefused("denied", "allowed", "look")] * 1)
+    world.join(NODE)
+    cleanup = world.execution_named("test-cleanup")
+    assert (cleanup.error, world.leases[NODE].owner) == ("AwsRefused", cleanup.arn)
+
+    too_early = world.join(NODE, "early", by_event=False)
+    world.time.sleep(3600)
+    later = world.join(NODE, "later", by_event=False)
+
+    assert too_early.output["outcome"] == "in_progress"
+    assert later.status == "SUCCEEDED"
+    assert world.actions[NODE].result == "CONTINUE"
+
+
 def test_no_task_token_is_in_any_history_output(world: World) -> None:
     world.add_instance(NODE)
     execution = world.join(NODE)

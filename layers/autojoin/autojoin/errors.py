@@ -127,6 +127,10 @@ class AgentNeverOnline(AutojoinError):
     """The SSM agent did not come online in time."""
 
 
+class NeverQuiet(AutojoinError):
+    """A clean-up waited too long for the failed execution's last function."""
+
+
 class NoMasterOnline(AutojoinError):
     """No master of the partition has an online SSM agent."""
 

@@ -55,6 +55,9 @@ RULE_EVENT_AGE_S = 60
 FUNCTION_EVENT_AGE_S = 60
 """Age after which a lifecycle event is given up and dead-lettered; both together stay under the shortest hook."""
 
+ORPHANED_S = RULE_EVENT_AGE_S + FUNCTION_EVENT_AGE_S + 3 * LONGEST_FUNCTION_S
+"""After an execution's end, its lease may be taken by a new join: by then the finalizer has come or was lost for good."""
+
 COMMAND_ITEM_TTL_S = 7 * 24 * 3600
 
 

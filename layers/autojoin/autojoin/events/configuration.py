@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 CIDR = r"^(\d{1,3}\.){3}\d{1,3}/\d{1,2}$"
 
@@ -29,9 +29,15 @@ class ClusterDeclaration(Declared):
 class PartitionDeclaration(Declared):
     """/autojoin/<cluster>/partitions/<id>: one partition."""
 
-    id: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=40)
+    id: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$")
     kind: Literal["tp", "rp", "master"]
     ordinal: int = Field(0, ge=0, le=99, description="Order in lists of peers: the oldest tenant partition first.")
     pod_cidr: str | None = Field(None, pattern=CIDR, description="Range of the pods of its nodes (rp, master).")
     service_cidr: str | None = Field(None, pattern=CIDR, description="Range of its services (tp, master).")
     cni_backend: str = Field("host-gw", max_length=20, description="flannel backend of its nodes: host-gw or vxlan.")
+
+    @model_validator(mode="after")
+    def _nodes_have_a_range(self) -> PartitionDeclaration:
+        if self.kind in ("rp", "master") and self.pod_cidr is None:
+            raise ValueError(f"a partition of kind {self.kind} needs pod_cidr")
+        return self

@@ -55,7 +55,7 @@ def admit(command: Admit, ports: Ports) -> Admission:
     )
     if request.dry_run:
         return answer
-    if not ports.registry.take_lease(request.instance_id, command.execution):
+    if not _take_lease(request.instance_id, command.execution, ports):
         lease = ports.registry.lease(request.instance_id)
         if lease.tombstone_ms is not None:
             raise errors.Tombstoned(
@@ -67,6 +67,18 @@ def admit(command: Admit, ports: Ports) -> Admission:
         return answer.model_copy(update={"outcome": "in_progress", "owner": lease.owner})
     _write_record(run, ports)
     return answer.model_copy(update={"outcome": "admitted"})
+
+
+def _take_lease(instance_id: str, execution: str, ports: Ports) -> bool:
+    """Take a free lease, or one of an execution that ended long enough ago for its own clean-up to have come and gone."""
+    if ports.registry.take_lease(instance_id, execution):
+        return True
+    owner = ports.registry.lease(instance_id).owner
+    dead = ports.machines.execution(owner) if owner else None
+    if dead is None or dead.stopped_ms is None or ports.clock.now_ms() < dead.stopped_ms + budgets.ORPHANED_S * 1000:
+        return False
+    ports.telemetry.warning("the lease of an execution that ended is taken over", owner=owner)
+    return ports.registry.take_lease(instance_id, execution, instead_of=owner) is not None
 
 
 def examine(request: JoinRequest, ports: Ports) -> Candidate:

@@ -96,6 +96,8 @@ def abandon(command: Abandon, ports: Ports) -> Abandoned:
     else:
         ports.registry.forget(instance_id, run.execution)
     ports.telemetry.count("JoinsRolledBack", reason=command.error)
+    if command.incomplete:
+        ports.telemetry.count("CleanupsIncomplete")
     return _abandoned(command, completed, ports)
 
 
