@@ -42,6 +42,7 @@ MEANINGS: dict[str, str] = {
     "MAX_HEARTBEATS": "Most heartbeat time-outs that a hook can hold an instance, a limit of AWS (a count).",
     "JOIN_MACHINE_S": "`TimeoutSeconds` of the join machine.",
     "LEAVE_MACHINE_S": "`TimeoutSeconds` of the leave machine.",
+    "ORPHANED_S": "After an execution's end, until a new join may take its lease: the finalizer has come by then, or never comes.",
     "RESERVE_S": "Kept free at the end of a hook, for what runs over a deadline and for the clean-up.",
     "RULE_EVENT_AGE_S": "EventBridge tries to deliver an event for this long, then it goes to the queue of undelivered events.",
     "FUNCTION_EVENT_AGE_S": "Lambda tries to run a function on an event for this long, then it goes to the queue of failed events.",
