@@ -1,13 +1,14 @@
 """Render documents/src/*.sh into the SSM Command documents documents/*.yaml, so that scripts and documents cannot drift.
 
-Usage: tools/render_documents.py [--check]. With --check nothing is written; exit code 1 if a document is stale.
+Usage: tools/render_documents.py [--check]. With --check nothing is written; exit code 1 if a document is stale or left over.
 A document's parameters are the `parameter` lines of its script; its text is the script with lib.sh in place of the line
-that sources it.
+that sources it. The exit codes in lib.sh must be those of documents/exit_codes.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
 import sys
@@ -21,6 +22,7 @@ SOURCES = ROOT / "documents" / "src"
 LIBRARY = "lib.sh"
 SOURCING = re.compile(r'^(# shellcheck source=lib\.sh\n)?\. "\$\(dirname "\$0"\)/lib\.sh"\n', re.MULTILINE)
 PARAMETER = re.compile(r"^parameter .+$", re.MULTILINE)
+EXIT_CODE = re.compile(r"\[(\w+)\]=(\d+)")
 LONGEST = 64 * 1024
 """Bytes of a document. Source: Systems Manager quotas."""
 HEADER = "# Rendered from documents/src/{name}.sh by tools/render_documents.py; change the script, not this file.\n"
@@ -50,30 +52,52 @@ def parameters_of(script: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def render(name: str) -> str:
+class _Script(str):
+    """Text that is written as a literal block, so that a document reads like its script."""
+
+
+def _literal(dumper: yaml.SafeDumper, text: _Script) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="|")
+
+
+yaml.SafeDumper.add_representer(_Script, _literal)
+
+
+def exit_codes_of(library: str) -> dict[str, int]:
+    """Error class to exit code, as lib.sh has them."""
+    line = next((line for line in library.splitlines() if line.startswith("declare -Ar exit_codes=")), "")
+    return {name: int(code) for name, code in EXIT_CODE.findall(line)}
+
+
+def render(name: str, sources: Path = SOURCES) -> str:
     """The YAML of document `name`. Raises ValueError for a script that cannot be one."""
-    script = (SOURCES / f"{name}.sh").read_text()
-    library = (SOURCES / LIBRARY).read_text().removeprefix("#!/bin/bash\n")
-    text, times = SOURCING.subn(lambda _: library, script)
+    script = (sources / f"{name}.sh").read_text(encoding="utf-8")
+    library = (sources / LIBRARY).read_text(encoding="utf-8").removeprefix("#!/bin/bash\n")
+    codes = {k: v["code"] for k, v in json.loads((sources.parent / "exit_codes.json").read_text(encoding="utf-8")).items()}
+    if exit_codes_of(library) != codes:
+        raise ValueError(f"the exit codes of {LIBRARY} are not those of exit_codes.json: {exit_codes_of(library)}")
+    text, times = SOURCING.subn(lambda _: "\n" + library, script)
     if times != 1:
         raise ValueError(f"{name}.sh sources lib.sh {times} times, expected once")
+    if not text.startswith("#!/bin/bash\n"):
+        raise ValueError(f"{name}.sh does not begin with #!/bin/bash; the agent would run it with sh")
     if "{{" in text:
         raise ValueError(f"{name}.sh has '{{{{', which Systems Manager would take for a parameter")
-    comment = [line[2:] for line in script.splitlines()[1:] if line.startswith("# ")]
+    description = next(line[2:] for line in script.splitlines()[1:] if line.startswith("# "))
     document = {
         "schemaVersion": "2.2",
-        "description": comment[0],
+        "description": description,
         "parameters": parameters_of(script),
         "mainSteps": [
             {
                 "action": "aws:runShellScript",
                 "name": "run",
                 "precondition": {"StringEquals": ["platformType", "Linux"]},
-                "inputs": {"timeoutSeconds": "{{ ExecutionTimeout }}", "runCommand": text.splitlines()},
+                "inputs": {"timeoutSeconds": "{{ ExecutionTimeout }}", "runCommand": [_Script(text)]},
             }
         ],
     }
-    body = yaml.safe_dump(document, sort_keys=False, width=1000, allow_unicode=True)
+    body = yaml.dump(document, Dumper=yaml.SafeDumper, sort_keys=False, width=1000, allow_unicode=True)
     if len(body.encode()) > LONGEST:
         raise ValueError(f"{name} has {len(body.encode())} bytes, a document at most {LONGEST}")
     return HEADER.format(name=name) + body
@@ -85,16 +109,20 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     stale = []
-    for source in sorted(SOURCES.glob("*.sh")):
-        if source.name == LIBRARY:
-            continue
-        target = ROOT / "documents" / f"{source.stem}.yaml"
-        rendered = render(source.stem)
-        if target.exists() and target.read_text() == rendered:
+    names = sorted(source.stem for source in SOURCES.glob("*.sh") if source.name != LIBRARY)
+    for name in names:
+        target = ROOT / "documents" / f"{name}.yaml"
+        rendered = render(name)
+        if target.exists() and target.read_text(encoding="utf-8") == rendered:
             continue
         stale.append(target.name)
         if not check:
-            target.write_text(rendered)
+            target.write_text(rendered, encoding="utf-8")
+    for target in sorted((ROOT / "documents").glob("*.yaml")):
+        if target.stem not in names:
+            stale.append(target.name)
+            if not check:
+                target.unlink()
     if check and stale:
         print(f"stale: {', '.join(stale)}; run tools/render_documents.py", file=sys.stderr)
     return 1 if check and stale else 0

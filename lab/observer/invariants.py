@@ -99,8 +99,10 @@ def hooks_of(entries: Iterable[Entry]) -> list[Hook]:
                 hook.deadline = float(entry["deadline"])
             elif entry["event"] == "completed":
                 hook.completions.append(entry)
-            elif entry["event"] == "timed_out":
+            elif entry["event"] == "timed_out" and entry.get("by") in (None, "timer"):
                 hook.timed_out_at = entry["t"]
+            elif entry["event"] == "timed_out":  # another hook's ABANDON, or the instance was taken out
+                hook.gone_at = entry["t"]
         elif entry["kind"] == "instance" and entry.get("event") in ("killed", "terminated"):
             for hook in hooks.values():
                 if hook.instance_id == entry["instance_id"] and hook.closed_at is None:

@@ -25,17 +25,19 @@ KEPT_BYTES = 262_144
 """Bytes of a request's body that are kept to find its parameters; an answer's are kept only to find its error code."""
 KEPT_CHARS = 400
 
-IDENTIFYING = frozenset(
-    """
-    AllocationId AlarmName AutoScalingGroupName AutoScalingGroupNames CidrBlock CommandId Comment DesiredCapacity
-    DestinationCidrBlock DocumentHash DocumentName DocumentVersion Filters FunctionName GroupId HostedZoneId Id
-    InstanceId InstanceIds LaunchTemplateName LifecycleActionResult LifecycleActionToken LifecycleHookName
-    LogGroupName MaxSize MetricName MinSize Name Names Namespace NetworkInterfaceId Path PolicyName QueueName QueueUrl
-    RepositoryName ResourceId RoleArn RoleName RoleSessionName RuleName SecretId ShouldDecrementDesiredCapacity
-    ShouldRespectGracePeriod SourceDestCheck StackName SubnetId TableName TargetGroupArn TopicArn VpcId
-    executionArn logGroupName name stateMachineArn statusFilter
-    """.split()
-)
+# fmt: off
+IDENTIFYING = frozenset({
+    "AllocationId", "AlarmName", "AutoScalingGroupName", "AutoScalingGroupNames", "CidrBlock", "CommandId",
+    "Comment", "DesiredCapacity", "DestinationCidrBlock", "DocumentHash", "DocumentName", "DocumentVersion",
+    "Filters", "FunctionName", "GroupId", "HostedZoneId", "Id", "InstanceId", "InstanceIds", "LaunchTemplateName",
+    "LifecycleActionResult", "LifecycleActionToken", "LifecycleHookName", "LogGroupName", "MaxSize", "MetricName",
+    "MinSize", "Name", "Names", "Namespace", "NetworkInterfaceId", "Path", "PolicyName", "QueueName", "QueueUrl",
+    "RepositoryName", "ResourceId", "RoleArn", "RoleName", "RoleSessionName", "RuleName", "SecretId",
+    "ShouldDecrementDesiredCapacity", "ShouldRespectGracePeriod", "SourceDestCheck", "StackName", "SubnetId",
+    "TableName", "TargetGroupArn", "TopicArn", "VpcId", "executionArn", "logGroupName", "name", "stateMachineArn",
+    "statusFilter",
+})
+# fmt: on
 _LIST_MEMBER = re.compile(r"\.(?:member\.)?\d+$")
 _CHANGE = re.compile(r"<Change>(.*?)</Change>", re.S)
 _SERVICE_NAMES = {"monitoring": "cloudwatch", "elasticloadbalancing": "elbv2"}
@@ -161,11 +163,12 @@ def _described(
     return _SERVICE_NAMES.get(service, service), operation, detail
 
 
-def _detail(
-    service: str, path: str, headers: dict[str, str], body: bytes, routing: dict[str, list[str]]
-) -> dict[str, Any]:
+def _detail(service: str, path: str, headers: dict[str, str], body: bytes, routing: dict[str, list[str]]) -> dict[str, Any]:
     if service in ("lambda", "s3", "scheduler", "route53"):
         detail: dict[str, Any] = {"path": path[:KEPT_CHARS]}
+        function = re.search(r"/functions/([^/]+)", path) if service == "lambda" else None
+        if function:
+            detail["FunctionName"] = function[1]
         if service == "route53" and b"<Change>" in body:
             detail["changes"] = [_change(x) for x in _CHANGE.findall(body.decode("utf-8", "replace"))]
         return detail
@@ -202,7 +205,8 @@ def _key(item: dict[str, Any]) -> dict[str, Any]:
 
 def _transact_item(item: dict[str, Any]) -> dict[str, Any]:
     operation, params = next(iter(item.items()))
-    return {"operation": operation, "TableName": params.get("TableName"), "Key": _key(params.get("Key") or params.get("Item") or {})}
+    key = _key(params.get("Key") or params.get("Item") or {})
+    return {"operation": operation, "TableName": params.get("TableName"), "Key": key}
 
 
 def _change(xml: str) -> dict[str, Any]:

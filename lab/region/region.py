@@ -126,7 +126,7 @@ class Region:
         extra = kw.pop("config", None)
         kw.setdefault("aws_access_key_id", "test")
         kw.setdefault("aws_secret_access_key", "test")
-        session = boto3.Session()
+        session: Any = boto3.Session()
         return session.client(
             service, region_name=self.name, endpoint_url=self.endpoint_url,
             config=config.merge(extra) if extra else config, **kw,
@@ -206,13 +206,7 @@ class Region:
         reaper.start = lambda *_: None  # type: ignore[attr-defined]
         scheduler._SCHEDULE_TICK_INTERVAL = 1  # type: ignore[attr-defined]
         for name in OVERRIDES:
-            try:
-                module = importlib.import_module(f"lab.region.{name}")
-            except ModuleNotFoundError as error:
-                if error.name != f"lab.region.{name}":
-                    raise
-                continue
-            module.apply(self)
+            importlib.import_module(f"lab.region.{name}").apply(self)
 
     def _serve(self, app: types.ModuleType) -> None:
         from hypercorn.asyncio import serve
@@ -270,22 +264,20 @@ def _log_to(path: Path) -> None:
 
 
 def _remember_seams() -> Callable[[], None]:
-    """Remember every function, class and table of ministack; the result puts them back, in place."""
+    """Remember every function, class, number and table of functions in ministack; the result puts them back, in place."""
     modules = [m for n, m in list(sys.modules.items()) if m is not None and n.split(".")[0] == "ministack"]
-    code: list[tuple[types.ModuleType, str, Any]] = []
+    names: list[tuple[types.ModuleType, str, Any]] = []
     tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
     for module in modules:
         for name, value in list(vars(module).items()):
-            if name.startswith("__"):
-                continue
-            if callable(value) or isinstance(value, int | float | str):
-                code.append((module, name, value))
-            elif isinstance(value, dict) and value and all(callable(v) or _is_entry(v) for v in value.values()):
+            if callable(value):
+                names.append((module, name, value))
+            elif isinstance(value, dict) and any(_is_code(v) for v in value.values()):
                 tables.append((value, {k: dict(v) if isinstance(v, dict) else v for k, v in value.items()}))
 
     def put_back() -> None:
-        for module, name, value in code:
-            if callable(value) and vars(module).get(name) is not value:
+        for module, name, value in names:
+            if vars(module).get(name) is not value:
                 setattr(module, name, value)
         for table, before in tables:
             table.clear()
@@ -294,5 +286,5 @@ def _remember_seams() -> Callable[[], None]:
     return put_back
 
 
-def _is_entry(value: object) -> bool:
-    return isinstance(value, dict) and callable(value.get("create"))
+def _is_code(value: object) -> bool:
+    return callable(value) or (isinstance(value, dict) and any(callable(v) for v in value.values()))

@@ -50,7 +50,7 @@ class AwsPorts:
         """Run Command."""
         from autojoin.adapters.ssm import SsmCommands
 
-        return SsmCommands(_client("ssm"), self.settings.document_prefix, self.settings.command_log_group)
+        return SsmCommands(_client("ssm"), self.settings.required("document_prefix"), self.settings.command_log_group)
 
     @cached_property
     def configuration(self) -> wanted.Configuration:
@@ -64,7 +64,7 @@ class AwsPorts:
         """The table."""
         from autojoin.adapters.dynamodb import DynamoDbRegistry
 
-        return DynamoDbRegistry(_client("dynamodb"), self.settings.table_name, self.clock.now_ms)
+        return DynamoDbRegistry(_client("dynamodb"), self.settings.required("table_name"), self.clock.now_ms)
 
     @cached_property
     def machines(self) -> wanted.Machines:

@@ -28,3 +28,15 @@ class Settings(BaseModel):
             return cls.model_validate(dict(environment))
         except ValidationError as error:
             raise InvalidInput(str(error), "the variables of template.yaml", "deploy the template again") from None
+
+    def required(self, name: str) -> str:
+        """The setting of that name. Raises InvalidInput if the function was deployed without it."""
+        value = getattr(self, name)
+        if not value:
+            variable = type(self).model_fields[name].alias
+            raise InvalidInput(
+                f"function {self.boundary} has no environment variable {variable}",
+                "the variables of template.yaml",
+                "deploy the template again",
+            )
+        return str(value)

@@ -5,6 +5,8 @@ A node that serves (it joined before, and only a re-join failed) is released, ne
 
 from __future__ import annotations
 
+import json
+
 from autojoin import errors
 from autojoin.domain import budgets
 from autojoin.domain.identity import CLUSTER_TAG, PARTITION_TAG, ROLE_TAG, is_ours
@@ -40,7 +42,7 @@ def take_over(command: TakeOver, ports: Ports) -> Takeover:
     ours = lease.owner in (request.from_execution, command.execution) or (lease.owner is None and hook is not None)
     if not ours or not ports.registry.take_lease(request.instance_id, command.execution, instead_of=request.from_execution):
         ports.telemetry.info("nothing to undo", owner=lease.owner, tombstone_ms=lease.tombstone_ms)
-        return Takeover(outcome="nothing", until_ms=until_ms, error=request.failure.Error, cause=request.failure.Cause)
+        return Takeover(outcome="nothing", until_ms=until_ms, error=request.failure.Error, cause=_plain(request.failure.Cause))
     serves = bool(record and record.joined_ms is not None and record.joined_by != request.from_execution)
     intents = ports.registry.intents(request.instance_id)
     made_node = any(i.kind == NODE for i in intents)
@@ -63,7 +65,7 @@ def take_over(command: TakeOver, ports: Ports) -> Takeover:
         scope="canaries" if serves else "node",
         remove_ms=now_ms + (budgets.command_budget_s("leave-node") + budgets.command_budget_s("remove-node")) * 1000,
         error=request.failure.Error,
-        cause=request.failure.Cause,
+        cause=_plain(request.failure.Cause),
     )
 
 
@@ -99,6 +101,15 @@ def abandon(command: Abandon, ports: Ports) -> Abandoned:
     if command.incomplete:
         ports.telemetry.count("CleanupsIncomplete")
     return _abandoned(command, completed, ports)
+
+
+def _plain(cause: str) -> str:
+    """A function's failure comes as JSON with its stack; people need its message."""
+    try:
+        parsed = json.loads(cause)
+    except ValueError:
+        return cause
+    return str(parsed["errorMessage"]) if isinstance(parsed, dict) and "errorMessage" in parsed else cause
 
 
 def _complete_abandon(run: Run, ports: Ports) -> bool:

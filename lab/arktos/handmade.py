@@ -1,0 +1,264 @@
+"""A hand-made 1x1: one TP and one RP as an operator would have made them, with our tags and an SSM agent on both.
+
+The network is a stack of examples/network.yaml; what Autojoin does not make in this version (masters, their names, the
+declarations, the RP's published client CA) is made here through the same APIs that an operator would use.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from lab.fleet.fleet import Fleet
+from lab.region.region import Region
+
+CLUSTER = "demo"
+ZONE = "demo.arktos.internal"
+IMAGE_ID = "ami-0a1b2c3d4e5f60718"
+WAIT_S = 60.0
+UNIT = """[Unit]
+Description={name}
+[Service]
+ExecStart={command}
+Restart=always
+RestartSec=1
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@dataclass(frozen=True)
+class HandMade:
+    """The two masters."""
+
+    tp: str
+    rp: str
+    outputs: dict[str, str]
+
+
+class NotUp(Exception):
+    """A part of the hand-made cluster did not come up; the message says which and what its log says."""
+
+
+def build(fleet: Fleet, region: Region) -> HandMade:
+    """Make it, and return when both API servers are healthy and the RP's own Node is Ready. Raises NotUp."""
+    outputs = _network(region)
+    profile = _profile(region)
+    tp = _run(region, outputs, profile, "tp", "tp1")
+    rp = _run(region, outputs, profile, "rp", "rp1")
+    for instance in (tp, rp):
+        _until(lambda i=instance: fleet.instances[i].agent_online_at is not None, f"the agent of {instance}")
+    addresses = {"tp1": fleet.instances[tp].address, "rp1": fleet.instances[rp].address}
+    _names(region, outputs["HostedZoneId"], addresses)
+    _declare(region, fleet.network)
+    for partition, instance in (("tp1", tp), ("rp1", rp)):
+        _start(fleet, instance, partition, addresses)
+    for partition, address in addresses.items():
+        _until(lambda a=address: _answers(f"http://{a}:8080/healthz"), f"the API server of {partition}")
+    for instance in (tp, rp):
+        _start_rest(fleet, instance)
+    _until(lambda: _node_is_ready(addresses["rp1"], rp), "the RP's own Node")
+    return HandMade(tp, rp, outputs)
+
+
+def _network(region: Region) -> dict[str, str]:
+    """Outputs of the stack of examples/network.yaml, which is there before any master."""
+    stack = region.client("cloudformation").describe_stacks(StackName=f"{CLUSTER}-network")["Stacks"][0]
+    return {o["OutputKey"]: o["OutputValue"] for o in stack["Outputs"]}
+
+
+def _profile(region: Region) -> str:
+    iam = region.client("iam")
+    name = f"{CLUSTER}-node"
+    trust = {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [trust]}))
+    public = f"arn:aws:ssm:{region.name}:{region.account}:parameter/autojoin/{CLUSTER}/public/*"
+    agent = ["ec2messages:*", "ssm:UpdateInstanceInformation", "ssmmessages:*"]
+    logs = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
+    statements = [
+        {"Effect": "Allow", "Action": agent, "Resource": "*"},
+        {"Effect": "Allow", "Action": ["ssm:GetParameter", "ssm:PutParameter"], "Resource": public},
+        {"Effect": "Allow", "Action": logs, "Resource": "*"},
+    ]
+    iam.put_role_policy(
+        RoleName=name, PolicyName="node", PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": statements})
+    )
+    iam.create_instance_profile(InstanceProfileName=name)
+    iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
+    return name
+
+
+def _run(region: Region, outputs: dict[str, str], profile: str, role: str, partition: str) -> str:
+    tags = {"Name": f"{CLUSTER}-{partition}", "autojoin:cluster": CLUSTER, "autojoin:role": role, "autojoin:partition": partition}
+    ec2 = region.client("ec2")
+    answer = ec2.run_instances(
+        ImageId=IMAGE_ID,
+        InstanceType="m5.2xlarge",
+        MinCount=1,
+        MaxCount=1,
+        SubnetId=outputs["SubnetAId"],
+        SecurityGroupIds=[outputs["MemberSecurityGroupId"]],
+        IamInstanceProfile={"Name": profile},
+        MetadataOptions={"HttpTokens": "required"},
+        TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": k, "Value": v} for k, v in tags.items()]}],
+    )
+    instance_id = str(answer["Instances"][0]["InstanceId"])
+    ec2.modify_instance_attribute(InstanceId=instance_id, SourceDestCheck={"Value": False})
+    return instance_id
+
+
+def _names(region: Region, zone_id: str, addresses: dict[str, str]) -> None:
+    changes = [
+        {
+            "Action": "UPSERT",
+            "ResourceRecordSet": {
+                "Name": f"api.{partition}.{ZONE}",
+                "Type": "A",
+                "TTL": 10,
+                "ResourceRecords": [{"Value": address}],
+            },
+        }
+        for partition, address in addresses.items()
+    ]
+    region.client("route53").change_resource_record_sets(HostedZoneId=zone_id, ChangeBatch={"Changes": changes})
+
+
+def _declare(region: Region, network: int) -> None:
+    ssm = region.client("ssm")
+    declared = {
+        f"/autojoin/{CLUSTER}/cluster": json.dumps({"zone": ZONE}),
+        f"/autojoin/{CLUSTER}/partitions/tp1": json.dumps(
+            {"id": "tp1", "kind": "tp", "service_cidr": f"127.{network}.224.0/20"}
+        ),
+        f"/autojoin/{CLUSTER}/partitions/rp1": json.dumps(
+            {"id": "rp1", "kind": "rp", "pod_cidr": f"127.{network}.128.0/18", "cni_backend": "host-gw"}
+        ),
+        f"/autojoin/{CLUSTER}/public/rp1/client-ca.crt": _client_ca(),
+    }
+    for name, value in declared.items():
+        ssm.put_parameter(Name=name, Value=value, Type="String", Overwrite=True)
+
+
+def _client_ca() -> str:
+    """A CA certificate; its key is made here and forgotten here."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rp1-client-ca")])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(minutes=5))
+        .not_valid_after(now + dt.timedelta(days=3650))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _start(fleet: Fleet, instance_id: str, partition: str, addresses: dict[str, str]) -> None:
+    """Write every unit of the master; start etcd and the API server."""
+    instance = fleet.instances[instance_id]
+    root, address, n = instance.root, instance.address, fleet.network
+    binaries, config = root / "opt/arktos/bin", root / "etc/arktos"
+    config.mkdir(parents=True, exist_ok=True)
+    for name in addresses:
+        server = f"http://api.{name}.{ZONE}:8080"
+        kubeconfig = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": name,
+            "clusters": [{"name": name, "cluster": {"server": server}}],
+            "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
+            "users": [{"name": name, "user": {}}],
+        }
+        (config / f"{name}.kubeconfig").write_text(json.dumps(kubeconfig))
+    hyper, own, peer = binaries / "hyperkube", config / f"{partition}.kubeconfig", config / f"{'tp1' if partition == 'rp1' else 'rp1'}.kubeconfig"
+    peers, clients = f"http://{address}:2380", f"http://{address}:2379"
+    commands = {
+        "arktos-etcd": f"{binaries}/etcd --name {instance_id} --data-dir {root}/var/lib/etcd --listen-client-urls {clients} "
+        f"--advertise-client-urls {clients} --listen-peer-urls {peers} --initial-advertise-peer-urls {peers} "
+        f"--initial-cluster {instance_id}={peers} --initial-cluster-state new --initial-cluster-token {CLUSTER}-{partition} "
+        "--log-level warn",
+        "arktos-apiserver": f"{hyper} kube-apiserver --etcd-servers={clients} --insecure-bind-address={address} "
+        f"--insecure-port=8080 --service-cluster-ip-range=127.{n}.224.0/20",
+    }
+    if partition == "tp1":
+        commands |= {
+            "arktos-kube-controller-manager": f"{hyper} kube-controller-manager --kubeconfig={own} --resource-providers={peer}",
+            "arktos-kube-scheduler": f"{hyper} kube-scheduler --kubeconfig={own} --resource-providers={peer}",
+        }
+    else:
+        (config / "net-conf.json").write_text(json.dumps({"Network": f"127.{n}.128.0/18", "Backend": {"Type": "host-gw"}}))
+        proxy = {"clientConnection": {"kubeconfig": str(own)}, "tenantPartitionKubeConfig": str(peer), "hostnameOverride": instance_id}
+        (config / "kube-proxy.yaml").write_text(json.dumps(proxy))
+        (root / "etc/cni/net.d").mkdir(parents=True, exist_ok=True)
+        (root / "etc/cni/net.d/10-flannel.conflist").write_text(json.dumps({"name": "cbr0", "plugins": [{"type": "flannel"}]}))
+        commands |= {
+            "arktos-kube-controller-manager": f"{hyper} kube-controller-manager --kubeconfig={own} "
+            f"--tenant-server-kubeconfig={peer} --cluster-cidr=127.{n}.128.0/18 --allocate-node-cidrs",
+            "arktos-kubelet": f"{hyper} kubelet --hostname-override={instance_id} --node-ip={address} --kubeconfig={own} "
+            f"--tenant-server-kubeconfig={peer} --root-dir={root}/var/lib/kubelet",
+            "arktos-flanneld": f"/usr/bin/env NODE_NAME={instance_id} {binaries}/flanneld --iface={address} --ip-masq "
+            f"--kube-subnet-mgr --kube-api-url=http://api.rp1.{ZONE}:8080 --net-config-path={config}/net-conf.json "
+            f"--subnet-file={root}/run/flannel/subnet.env",
+            "arktos-kube-proxy": f"{hyper} kube-proxy --config={config}/kube-proxy.yaml",
+        }
+    units = root / "etc/systemd/system"
+    for name, command in commands.items():
+        (units / f"{name}.service").write_text(UNIT.format(name=name, command=command))
+    _systemctl(fleet, instance_id, "daemon-reload")
+    _systemctl(fleet, instance_id, "enable", "--now", "arktos-etcd.service", "arktos-apiserver.service")
+
+
+def _start_rest(fleet: Fleet, instance_id: str) -> None:
+    units = sorted(p.name for p in (fleet.instances[instance_id].root / "etc/systemd/system").glob("arktos-*.service"))
+    _systemctl(fleet, instance_id, "enable", "--now", *units)
+
+
+def _systemctl(fleet: Fleet, instance_id: str, *words: str) -> None:
+    done = fleet.run_on(instance_id, ["systemctl", *words])
+    if done.returncode != 0:
+        raise NotUp(f"systemctl {' '.join(words)} on {instance_id}: {done.stderr or done.stdout}")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=3) as answer:
+            return bool(answer.read() == b"ok")
+    except OSError:
+        return False
+
+
+def _node_is_ready(address: str, name: str) -> bool:
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://{address}:8080/api/v1/nodes/{name}", timeout=3) as answer:
+            node = json.loads(answer.read())
+    except (OSError, ValueError):
+        return False
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"])
+    return ready and not node["spec"].get("taints") and bool(node["spec"].get("podCIDR"))
+
+
+def _until(look: Callable[[], Any], what: str) -> Any:
+    give_up = time.monotonic() + WAIT_S
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > give_up:
+            raise NotUp(f"{what} did not come up within {WAIT_S:.0f} s")
+        time.sleep(0.1)

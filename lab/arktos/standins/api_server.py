@@ -1,0 +1,243 @@
+"""kube-apiserver stand-in: tenants, nodes, pods, services, leases over a real etcd.
+
+Objects live in etcd under /registry/<kind>/… as JSON. A new Node gets the not-ready taint, as a real Arktos API server adds it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+COLLECTIONS = {
+    "nodes": "Node",
+    "pods": "Pod",
+    "services": "Service",
+    "endpoints": "Endpoints",
+    "leases": "Lease",
+    "tenants": "Tenant",
+    "namespaces": "Namespace",
+}
+PATH = re.compile(
+    r"^/(?:api/v1|apis/coordination\.k8s\.io/v1(?:beta1)?)"
+    r"(?:/tenants/(?P<tenant>[^/]+))?(?:/namespaces/(?P<namespace>[^/]+))?"
+    r"/(?P<kind>nodes|pods|services|endpoints|leases|tenants|namespaces)(?:/(?P<name>[^/]+))?(?P<status>/status|/binding)?$"
+)
+
+
+class Etcd:
+    """The JSON gateway of one etcd endpoint."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        request = urllib.request.Request(
+            self._url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
+        )
+        with self._opener.open(request, timeout=5) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+            return found
+
+    def health(self) -> bool:
+        try:
+            with self._opener.open(self._url + "/health", timeout=2) as answer:
+                return bool(json.loads(answer.read()).get("health") in ("true", True))
+        except (OSError, ValueError):
+            return False
+
+    def get(self, key: str) -> tuple[dict[str, Any], int] | None:
+        found = self.call("/v3/kv/range", {"key": _b64(key)}).get("kvs", [])
+        return (json.loads(base64.b64decode(found[0]["value"])), int(found[0]["mod_revision"])) if found else None
+
+    def list(self, prefix: str) -> list[tuple[dict[str, Any], int]]:
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        found = self.call("/v3/kv/range", {"key": _b64(prefix), "range_end": _b64(end)}).get("kvs", [])
+        return [(json.loads(base64.b64decode(kv["value"])), int(kv["mod_revision"])) for kv in found]
+
+    def put(self, key: str, value: dict[str, Any], revision: int | None) -> bool:
+        """Write if the key's revision is still this one (0: absent; None: whatever it is)."""
+        write = {"requestPut": {"key": _b64(key), "value": _b64(json.dumps(value))}}
+        return self._if(key, revision, write)
+
+    def delete(self, key: str, revision: int | None) -> bool:
+        return self._if(key, revision, {"requestDeleteRange": {"key": _b64(key)}})
+
+    def _if(self, key: str, revision: int | None, write: dict[str, Any]) -> bool:
+        compare = [] if revision is None else [{"key": _b64(key), "target": "MOD", "modRevision": str(revision), "result": "EQUAL"}]
+        return bool(self.call("/v3/kv/txn", {"compare": compare, "success": [write]}).get("succeeded"))
+
+
+def _b64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+class Store:
+    """Objects by kind; every write is a compare-and-swap in etcd."""
+
+    def __init__(self, etcd: Etcd, service_cidr: str | None) -> None:
+        self.etcd, self._service_cidr = etcd, service_cidr
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def prefix(kind: str, tenant: str | None, namespace: str | None) -> str:
+        if kind in ("nodes", "tenants"):
+            return f"/registry/{kind}/"
+        return f"/registry/{kind}/{tenant}/{namespace}/" if namespace else f"/registry/{kind}/{tenant}/"
+
+    def create(self, kind: str, tenant: str, namespace: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        name = body.get("metadata", {}).get("name")
+        if not name:
+            return 422, _status(422, "metadata.name is missing")
+        made = {**body, "kind": COLLECTIONS[kind]}
+        made["metadata"] = {
+            **body["metadata"],
+            "uid": str(uuid.uuid4()),
+            "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        if kind == "nodes":
+            made["spec"] = {**made.get("spec", {}), "taints": [*made.get("spec", {}).get("taints", []), NOT_READY]}
+        if kind == "pods":
+            made.setdefault("status", {"phase": "Pending"})
+        with self._lock:
+            if kind == "services":
+                made["spec"] = {**made.get("spec", {}), "clusterIP": made.get("spec", {}).get("clusterIP") or self._cluster_ip()}
+            key = self.prefix(kind, tenant, namespace) + name
+            if not self.etcd.put(key, made, 0):
+                return 409, _status(409, f"{kind} {name} already exists")
+        return 201, self._read(key)
+
+    def _read(self, key: str) -> dict[str, Any]:
+        found = self.etcd.get(key)
+        return _versioned(*found) if found else {}
+
+    def _cluster_ip(self) -> str:
+        import ipaddress
+
+        taken = {o["spec"].get("clusterIP") for o, _ in self.etcd.list("/registry/services/")}
+        network = ipaddress.ip_network(self._service_cidr or "127.0.0.0/24")
+        return next(str(a) for n, a in enumerate(network.hosts()) if n >= 9 and str(a) not in taken)
+
+
+def _versioned(value: dict[str, Any], revision: int) -> dict[str, Any]:
+    return {**value, "metadata": {**value["metadata"], "resourceVersion": str(revision)}}
+
+
+def _status(code: int, message: str) -> dict[str, Any]:
+    return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message}
+
+
+def _selected(item: dict[str, Any], query: dict[str, list[str]]) -> bool:
+    for selector in query.get("labelSelector", []):
+        labels = item.get("metadata", {}).get("labels", {})
+        for pair in filter(None, selector.split(",")):
+            key, _, value = pair.partition("=")
+            if labels.get(key) != value.lstrip("="):
+                return False
+    for selector in query.get("fieldSelector", []):
+        for pair in filter(None, selector.split(",")):
+            path, _, wanted = pair.partition("=")
+            seen: Any = item
+            for part in path.split("."):
+                seen = seen.get(part, "") if isinstance(seen, dict) else ""
+            if str(seen) != wanted.lstrip("="):
+                return False
+    return True
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request of the API."""
+
+    protocol_version = "HTTP/1.1"
+    store: Store
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+    def _answer(self, code: int, body: Any) -> None:
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "text/plain" if isinstance(body, str) else "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _handle(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        raw = self.rfile.read(length) if length else b""
+        try:
+            body = json.loads(raw) if raw else {}
+            self._answer(*self._serve(body))
+        except ValueError as error:
+            self._answer(400, _status(400, str(error)))
+        except (OSError, urllib.error.URLError) as error:
+            self._answer(500, _status(500, f"etcd: {error}"))
+
+    do_GET = do_POST = do_PUT = do_DELETE = _handle
+
+    def _serve(self, body: dict[str, Any]) -> tuple[int, Any]:
+        url = urlsplit(self.path)
+        if url.path in ("/healthz", "/readyz", "/livez"):
+            return (200, "ok") if self.store.etcd.health() else (500, "etcd is not healthy")
+        found = PATH.match(url.path)
+        if not found:
+            return 404, _status(404, f"no {url.path}")
+        kind, name, sub = found["kind"], found["name"], found["status"]
+        tenant, namespace = found["tenant"] or "system", found["namespace"]
+        if name is None:
+            if self.command == "POST":
+                return self.store.create(kind, tenant, namespace or "default", body)
+            query = parse_qs(url.query)
+            prefix = Store.prefix(kind, found["tenant"] or ("system" if namespace else None), namespace)
+            prefix = prefix.replace("/None/", "/")
+            items = [_versioned(*pair) for pair in self.store.etcd.list(prefix)]
+            return 200, {"kind": COLLECTIONS[kind] + "List", "items": [i for i in items if _selected(i, query)]}
+        key = Store.prefix(kind, tenant, namespace or "default") + name
+        known = self.store.etcd.get(key)
+        if known is None:
+            return 404, _status(404, f"{kind} {name} not found")
+        value, revision = known
+        if self.command == "GET":
+            return 200, _versioned(value, revision)
+        if self.command == "DELETE":
+            uid = body.get("preconditions", {}).get("uid")
+            if uid and uid != value["metadata"]["uid"]:
+                return 409, _status(409, f"uid is {value['metadata']['uid']}")
+            return (200, _versioned(value, revision)) if self.store.etcd.delete(key, revision) else (409, _status(409, "changed"))
+        if sub == "/binding":
+            changed = {**value, "spec": {**value.get("spec", {}), "nodeName": body["target"]["name"]}}
+        elif sub == "/status":
+            changed = {**value, "status": body.get("status", {})}
+        else:
+            changed = {**body, "metadata": {**body.get("metadata", {}), "uid": value["metadata"]["uid"]}}
+            changed["metadata"].pop("resourceVersion", None)
+        wanted = body.get("metadata", {}).get("resourceVersion")
+        if wanted and sub != "/binding" and int(wanted) != revision:
+            return 409, _status(409, "the object has been modified")
+        if not self.store.etcd.put(key, changed, revision):
+            return 409, _status(409, "the object has been modified")
+        return 200, self.store._read(key)
+
+
+class Server(ThreadingHTTPServer):
+    """Threads end with the process."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+
+def main(flags: dict[str, str]) -> None:
+    """Serve until killed."""
+    Handler.store = Store(Etcd(flags["etcd-servers"]), flags.get("service-cluster-ip-range"))
+    address = flags.get("insecure-bind-address", "127.0.0.1")
+    Server((address, int(flags.get("insecure-port", "8080"))), Handler).serve_forever()

@@ -1,0 +1,86 @@
+"""Scenarios on whole labs (make verify): those of lab/scenarios/ pass, those with a planted violation fail and name it.
+
+Files that want the same ground share one lab, which is cleared between them; each is judged on its own part of the journal.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab import scenario
+from lab.lab import REPOSITORY, Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
+
+PLANTED = sorted((scenario.FOLDER / "planted").glob("*.yaml"))
+SLOW = {"agent-never-online", "script-hangs"}
+"""Scenarios that take a real time-out of ten minutes."""
+SHIPPED = [
+    pytest.param(path, marks=[pytest.mark.slow] if path.stem in SLOW else [], id=path.stem)
+    for path in sorted(scenario.FOLDER.glob("*.yaml"))
+]
+
+
+@pytest.fixture(scope="module")
+def bare_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("bare"), stack="none") as lab:
+        yield lab
+
+
+@pytest.mark.parametrize("path", PLANTED, ids=lambda path: path.stem)
+def test_a_planted_violation_fails_the_run_and_is_named(path: Path, bare_lab: Lab) -> None:
+    # Given
+    planted = scenario.load(path)
+
+    # When
+    outcome = scenario.run(planted, bare_lab)
+    bare_lab.clear()
+
+    # Then
+    assert outcome.failures == []
+    assert path.stem.replace("-", "_") in outcome.broken
+    assert not outcome.passed
+
+
+def test_a_run_with_a_broken_invariant_exits_1_and_reports_it(tmp_path: Path) -> None:
+    # Given
+    report = tmp_path / "out.json"
+    file = scenario.FOLDER / "planted/one-cluster-id-per-partition.yaml"
+
+    # When
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", "run", str(file), "--report", str(report)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+    # Then
+    assert done.returncode == 1, done.stdout + done.stderr
+    verdicts = json.loads(report.read_text(encoding="utf-8"))["invariants"]
+    assert [name for name, verdict in verdicts.items() if not verdict["holds"]] == ["one_cluster_id_per_partition"]
+
+
+@pytest.fixture(scope="module")
+def autojoin_lab(bare_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    bare_lab.stop()  # one region per process
+    with Lab(tmp_path_factory.mktemp("autojoin")) as lab:
+        yield lab
+
+
+@pytest.mark.parametrize("path", SHIPPED)
+def test_a_scenario_passes(path: Path, autojoin_lab: Lab) -> None:
+    # Given
+    shipped = scenario.load(path)
+
+    # When
+    outcome = scenario.run(shipped, autojoin_lab)
+    autojoin_lab.clear()
+
+    # Then
+    assert outcome.failures == []
+    assert outcome.broken == [], outcome.report["invariants"]
