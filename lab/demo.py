@@ -81,7 +81,8 @@ class Demo:
                     self._call(api, "POST", PODS, _pod(node))
                 for node in nodes:
                     running = partial(self._pod_address, api, node)
-                    addresses[tenant, node] = self._until(running, CHECK_S, f"pod of {tenant} on {node} runs")
+                    why = partial(self._pod_told, api, node)
+                    addresses[tenant, node] = self._until(running, CHECK_S, f"pod of {tenant} on {node} runs", why)
         with self._act("each pod answers from every other node (source/destination check is off, routes are there)"):
             for source in [*nodes, self.lab.masters["rp1"]]:
                 for (tenant, node), address in addresses.items():
@@ -134,6 +135,10 @@ class Demo:
     def _pod_address(self, api: str, node: str) -> str:
         status = self._call(api, "GET", f"{PODS}/demo-{node}").get("status") or {}
         return str(status.get("podIP") or "") if status.get("phase") == "Running" else ""
+
+    def _pod_told(self, api: str, node: str) -> str:
+        pod = self._call(api, "GET", f"{PODS}/demo-{node}")
+        return json.dumps({"spec": pod.get("spec"), "status": pod.get("status")})
 
     def _curl(self, source: str, url: str, what: str) -> None:
         script = f"curl -sS -m 5 --fail {url}"

@@ -21,6 +21,7 @@ from lab.observer.journal import Entry, Journal
 from lab.observer.report import instance_of, join_times
 
 BAR_CHARS = 40
+CAUSE_CHARS = 300
 REFRESH_PER_S = 4
 
 
@@ -92,7 +93,7 @@ class Progress:
         if entry["status"] == "RUNNING":
             return instance_id, f"{entry['machine']} started"
         row.step = ""
-        tail = f": {entry['error']}" if entry.get("error") else ""
+        tail = f": {entry['error']}: {str(entry.get('cause'))[:CAUSE_CHARS]}" if entry.get("error") else ""
         return instance_id, f"{entry['machine']} {entry['status']}{tail}"
 
     def _state(self, entry: Entry) -> tuple[str, str] | None:

@@ -237,10 +237,13 @@ fetch_client_ca
 write_configuration
 read_node
 
-if [[ ${node[ready]} == True ]] && [[ $(unit_state arktos-kubelet) == active ]]; then serving=yes; fi
-if [[ -n $serving && ${node[tainted]} == no ]] && same_configuration && same_pod_network && all_active; then
-  succeed "$(outcome true)"
+# A node that was joined a moment ago may not have said yet that it is Ready: wait for it rather than begin again.
+if same_configuration && same_pod_network && all_active; then
+  wait_for 20
+  while [[ ${node[ready]} != True ]] && in_time; do read_node; done
+  [[ ${node[ready]} != True ]] || succeed "$(outcome true)"
 fi
+if [[ ${node[ready]} == True && $(unit_state arktos-kubelet) == active ]]; then serving=yes; fi
 
 keep_network=""
 if [[ -n $serving ]] && same_pod_network; then keep_network=yes; fi

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from lab.arktos.masters import API_UNITS, Partition, files
 from lab.fleet.fleet import Fleet
 from lab.region.region import Region
 
@@ -26,15 +27,6 @@ CLUSTER = "demo"
 ZONE = "demo.arktos.internal"
 IMAGE_ID = "ami-0a1b2c3d4e5f60718"
 WAIT_S = 60.0
-UNIT = """[Unit]
-Description={name}
-[Service]
-ExecStart={command}
-Restart=always
-RestartSec=1
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 @dataclass(frozen=True)
@@ -58,13 +50,18 @@ def build(fleet: Fleet, region: Region) -> HandMade:
     rp = _run(region, outputs, profile, "rp", "rp1")
     for instance in (tp, rp):
         _until(lambda i=instance: fleet.instances[i].agent_online_at is not None, f"the agent of {instance}")
-    addresses = {"tp1": fleet.instances[tp].address, "rp1": fleet.instances[rp].address}
+    n = fleet.network
+    partitions = [
+        Partition("tp1", "tp", f"127.{n}.224.0/20", tp, fleet.instances[tp].address),
+        Partition("rp1", "rp", f"127.{n}.128.0/18", rp, fleet.instances[rp].address),
+    ]
+    addresses = {p.id: p.address for p in partitions}
     _names(region, outputs["HostedZoneId"], addresses)
-    _declare(region, fleet.network)
-    for partition, instance in (("tp1", tp), ("rp1", rp)):
-        _start(fleet, instance, partition, addresses)
-    for partition, address in addresses.items():
-        _until(lambda a=address: _answers(f"http://{a}:8080/healthz"), f"the API server of {partition}")
+    _declare(region, partitions)
+    for partition in partitions:
+        _write(fleet, partition, partitions)
+    for name, address in addresses.items():
+        _until(lambda a=address: _answers(f"http://{a}:8080/healthz"), f"the API server of {name}")
     for instance in (tp, rp):
         _start_rest(fleet, instance)
     _until(lambda: _node_is_ready(addresses["rp1"], rp), "the RP's own Node")
@@ -90,9 +87,7 @@ def _profile(region: Region) -> str:
         {"Effect": "Allow", "Action": ["ssm:GetParameter", "ssm:PutParameter"], "Resource": public},
         {"Effect": "Allow", "Action": logs, "Resource": "*"},
     ]
-    iam.put_role_policy(
-        RoleName=name, PolicyName="node", PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": statements})
-    )
+    iam.put_role_policy(RoleName=name, PolicyName="node", PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": statements}))
     iam.create_instance_profile(InstanceProfileName=name)
     iam.add_role_to_instance_profile(InstanceProfileName=name, RoleName=name)
     return name
@@ -133,26 +128,24 @@ def _names(region: Region, zone_id: str, addresses: dict[str, str]) -> None:
     region.client("route53").change_resource_record_sets(HostedZoneId=zone_id, ChangeBatch={"Changes": changes})
 
 
-def _declare(region: Region, network: int) -> None:
-    ssm = region.client("ssm")
-    declared = {
-        f"/autojoin/{CLUSTER}/cluster": json.dumps({"zone": ZONE}),
-        f"/autojoin/{CLUSTER}/partitions/tp1": json.dumps(
-            {"id": "tp1", "kind": "tp", "service_cidr": f"127.{network}.224.0/20"}
-        ),
-        f"/autojoin/{CLUSTER}/partitions/rp1": json.dumps(
-            {"id": "rp1", "kind": "rp", "pod_cidr": f"127.{network}.128.0/18", "cni_backend": "host-gw"}
-        ),
-        f"/autojoin/{CLUSTER}/public/rp1/client-ca.crt": _client_ca(),
-    }
+def _declare(region: Region, partitions: list[Partition]) -> None:
+    declared = {f"/autojoin/{CLUSTER}/cluster": json.dumps({"zone": ZONE})}
+    for partition in partitions:
+        name = f"/autojoin/{CLUSTER}/partitions/{partition.id}"
+        if partition.kind == "tp":
+            declared[name] = json.dumps({"id": partition.id, "kind": "tp", "service_cidr": partition.cidr})
+        else:
+            shape = {"id": partition.id, "kind": "rp", "pod_cidr": partition.cidr, "cni_backend": partition.cni_backend}
+            declared[name] = json.dumps(shape)
+            declared[f"/autojoin/{CLUSTER}/public/{partition.id}/client-ca.crt"] = _client_ca(partition.id)
     for name, value in declared.items():
-        ssm.put_parameter(Name=name, Value=value, Type="String", Overwrite=True)
+        region.client("ssm").put_parameter(Name=name, Value=value, Type="String", Overwrite=True)
 
 
-def _client_ca() -> str:
+def _client_ca(partition: str) -> str:
     """A CA certificate; its key is made here and forgotten here."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rp1-client-ca")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{partition}-client-ca")])
     now = dt.datetime.now(dt.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -168,59 +161,13 @@ def _client_ca() -> str:
     return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def _start(fleet: Fleet, instance_id: str, partition: str, addresses: dict[str, str]) -> None:
-    """Write every unit of the master; start etcd and the API server."""
-    instance = fleet.instances[instance_id]
-    root, address, n = instance.root, instance.address, fleet.network
-    binaries, config = root / "opt/arktos/bin", root / "etc/arktos"
-    config.mkdir(parents=True, exist_ok=True)
-    for name in addresses:
-        server = f"http://api.{name}.{ZONE}:8080"
-        kubeconfig = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": name,
-            "clusters": [{"name": name, "cluster": {"server": server}}],
-            "contexts": [{"name": name, "context": {"cluster": name, "user": name}}],
-            "users": [{"name": name, "user": {}}],
-        }
-        (config / f"{name}.kubeconfig").write_text(json.dumps(kubeconfig))
-    hyper, own, peer = binaries / "hyperkube", config / f"{partition}.kubeconfig", config / f"{'tp1' if partition == 'rp1' else 'rp1'}.kubeconfig"
-    peers, clients = f"http://{address}:2380", f"http://{address}:2379"
-    commands = {
-        "arktos-etcd": f"{binaries}/etcd --name {instance_id} --data-dir {root}/var/lib/etcd --listen-client-urls {clients} "
-        f"--advertise-client-urls {clients} --listen-peer-urls {peers} --initial-advertise-peer-urls {peers} "
-        f"--initial-cluster {instance_id}={peers} --initial-cluster-state new --initial-cluster-token {CLUSTER}-{partition} "
-        "--log-level warn",
-        "arktos-apiserver": f"{hyper} kube-apiserver --etcd-servers={clients} --insecure-bind-address={address} "
-        f"--insecure-port=8080 --service-cluster-ip-range=127.{n}.224.0/20",
-    }
-    if partition == "tp1":
-        commands |= {
-            "arktos-kube-controller-manager": f"{hyper} kube-controller-manager --kubeconfig={own} --resource-providers={peer}",
-            "arktos-kube-scheduler": f"{hyper} kube-scheduler --kubeconfig={own} --resource-providers={peer}",
-        }
-    else:
-        (config / "net-conf.json").write_text(json.dumps({"Network": f"127.{n}.128.0/18", "Backend": {"Type": "host-gw"}}))
-        proxy = {"clientConnection": {"kubeconfig": str(own)}, "tenantPartitionKubeConfig": str(peer), "hostnameOverride": instance_id}
-        (config / "kube-proxy.yaml").write_text(json.dumps(proxy))
-        (root / "etc/cni/net.d").mkdir(parents=True, exist_ok=True)
-        (root / "etc/cni/net.d/10-flannel.conflist").write_text(json.dumps({"name": "cbr0", "plugins": [{"type": "flannel"}]}))
-        commands |= {
-            "arktos-kube-controller-manager": f"{hyper} kube-controller-manager --kubeconfig={own} "
-            f"--tenant-server-kubeconfig={peer} --cluster-cidr=127.{n}.128.0/18 --allocate-node-cidrs",
-            "arktos-kubelet": f"{hyper} kubelet --hostname-override={instance_id} --node-ip={address} --kubeconfig={own} "
-            f"--tenant-server-kubeconfig={peer} --root-dir={root}/var/lib/kubelet",
-            "arktos-flanneld": f"/usr/bin/env NODE_NAME={instance_id} {binaries}/flanneld --iface={address} --ip-masq "
-            f"--kube-subnet-mgr --kube-api-url=http://api.rp1.{ZONE}:8080 --net-config-path={config}/net-conf.json "
-            f"--subnet-file={root}/run/flannel/subnet.env",
-            "arktos-kube-proxy": f"{hyper} kube-proxy --config={config}/kube-proxy.yaml",
-        }
-    units = root / "etc/systemd/system"
-    for name, command in commands.items():
-        (units / f"{name}.service").write_text(UNIT.format(name=name, command=command))
-    _systemctl(fleet, instance_id, "daemon-reload")
-    _systemctl(fleet, instance_id, "enable", "--now", "arktos-etcd.service", "arktos-apiserver.service")
+def _write(fleet: Fleet, own: Partition, all_partitions: list[Partition]) -> None:
+    """Everything of a master; etcd and the API server are started."""
+    for path, text in files(fleet.instances[own.instance_id].root, own, all_partitions, ZONE, CLUSTER).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    _systemctl(fleet, own.instance_id, "daemon-reload")
+    _systemctl(fleet, own.instance_id, "enable", "--now", *(f"{unit}.service" for unit in API_UNITS))
 
 
 def _start_rest(fleet: Fleet, instance_id: str) -> None:

@@ -9,6 +9,7 @@ the first moments; cancelling kills. SendCommand has no client token: sent twice
 from __future__ import annotations
 
 import datetime
+import functools
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -133,9 +134,7 @@ Record = Callable[..., Any]
 class Commands:
     """Run Command of a region. Methods may be called from any thread; errors are ApiError."""
 
-    def __init__(
-        self, timers: Timers, store: DocumentStore, publish: Publish, record: Record, *, account: str, region: str
-    ) -> None:
+    def __init__(self, timers: Timers, store: DocumentStore, publish: Publish, record: Record, *, account: str, region: str) -> None:
         self._timers, self._store, self._publish, self._record = timers, store, publish, record
         self._account, self._region = account, region
         self._lock = threading.RLock()
@@ -165,7 +164,7 @@ class Commands:
         if len(comment) > 100:
             raise ApiError(
                 "ValidationException",
-                f"Value at 'comment' failed to satisfy constraint: Member must have length less than or equal to 100 (it has {len(comment)})",
+                f"Value at 'comment' failed to satisfy constraint: Member must have length less than or equal to 100, not {len(comment)}",
             )
         if not 30 <= timeout_s <= 2_592_000:
             raise ApiError(
@@ -229,12 +228,10 @@ class Commands:
             command = self._commands.get(command_id)
             invocation = command.invocations.get(instance_id) if command else None
             if invocation is None or not self._visible(invocation.command):
-                raise ApiError(
-                    "InvocationDoesNotExist", "The command ID and managed node ID you specified did not match any invocations."
-                )
+                raise ApiError("InvocationDoesNotExist", "The command ID and managed node ID you specified did not match any invocations.")
             return invocation
 
-    def list(self) -> list[Command]:
+    def visible(self) -> list[Command]:
         """Visible commands, newest first."""
         with self._lock:
             return [command for command in reversed(self._commands.values()) if self._visible(command)]
@@ -247,7 +244,7 @@ class Commands:
             for command in self._commands.values():
                 invocation = command.invocations.get(instance_id)
                 if invocation and invocation.sent and invocation.status == "Pending":
-                    self._timers.after(self.delivery_s, lambda one=invocation: self._deliver(one))
+                    self._timers.after(self.delivery_s, functools.partial(self._deliver, invocation))
 
     def reported(self, invocation: Invocation, outcome: Outcome) -> None:
         """A step ended."""
@@ -296,9 +293,7 @@ class Commands:
             )
         strangers = [instance_id for instance_id in ids if instance_id not in managed]
         if strangers:
-            raise ApiError(
-                "InvalidInstanceId", f"Instances [[{', '.join(strangers)}]] not in a valid state for account {self._account}"
-            )
+            raise ApiError("InvalidInstanceId", f"Instances [[{', '.join(strangers)}]] not in a valid state for account {self._account}")
         return ids
 
     def _pump(self, command: Command) -> None:
@@ -316,7 +311,7 @@ class Commands:
             if not invocation.sent and not invocation.over:
                 invocation.sent = True
                 busy += 1
-                self._timers.after(self.delivery_s, lambda one=invocation: self._deliver(one))
+                self._timers.after(self.delivery_s, functools.partial(self._deliver, invocation))
 
     def _deliver(self, invocation: Invocation) -> None:
         with self._lock:

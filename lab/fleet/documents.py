@@ -141,16 +141,12 @@ class DocumentStore:
             if name in self._documents:
                 raise ApiError("DocumentAlreadyExists", f"Document with name {name} already exists.")
             document = Document(name, type, self._account, target_type, tags=[dict(tag) for tag in tags])
-            document.versions[1] = Version(
-                1, text, format if isinstance(content, str) else "JSON", parsed, time.time(), version_name
-            )
+            document.versions[1] = Version(1, text, format if isinstance(content, str) else "JSON", parsed, time.time(), version_name)
             self._documents[name] = document
             return document
 
-    def update(
-        self, name: str, content: str | Mapping[str, Any], *, format: str = "JSON", version_name: str | None = None
-    ) -> Version:
-        """UpdateDocument: a new version; the default version stays. Raises DuplicateDocumentContent for the latest content again."""
+    def update(self, name: str, content: str | Mapping[str, Any], *, format: str = "JSON", version_name: str | None = None) -> Version:
+        """UpdateDocument: a new version; the default version stays. The latest content again raises DuplicateDocumentContent."""
         text, parsed = _content(content, format)
         with self._lock:
             document = self._own(name)
@@ -214,8 +210,7 @@ def _problems(parsed: Any) -> list[str]:
     if not isinstance(parsed, dict):
         return ["the document is not a mapping"]
     found = [
-        f"unknown key {key}"
-        for key in sorted(set(parsed) - {"schemaVersion", "description", "parameters", "mainSteps", "assumeRole"})
+        f"unknown key {key}" for key in sorted(set(parsed) - {"schemaVersion", "description", "parameters", "mainSteps", "assumeRole"})
     ]
     if str(parsed.get("schemaVersion")) != "2.2":
         found.append(f"schemaVersion is {parsed.get('schemaVersion')!r}, the lab runs 2.2")
@@ -238,9 +233,7 @@ def _problems(parsed: Any) -> list[str]:
         return [*found, "mainSteps is missing"]
     for step in steps:
         if not isinstance(step, dict) or step.get("action") != "aws:runShellScript":
-            found.append(
-                f"step {step.get('name') if isinstance(step, dict) else step}: the lab knows the action aws:runShellScript"
-            )
+            found.append(f"step {step.get('name') if isinstance(step, dict) else step}: the lab knows the action aws:runShellScript")
             continue
         inputs = step.get("inputs") or {}
         found += [f"step {step.get('name')}: unknown key {key}" for key in sorted(set(step) - _STEP_KEYS)]
@@ -329,7 +322,7 @@ def plan(parsed: Mapping[str, Any], values: Mapping[str, Sequence[str]], agent_v
                 float(timeout) if timeout.isdigit() else float(DEFAULT_EXECUTION_TIMEOUT_S),
                 pasted(str(inputs.get("workingDirectory") or "")),
                 step.get("onFailure") != "exit",
-            )  # fmt: skip
+            )
         )
         if step.get("isEnd") in (True, "true"):
             break

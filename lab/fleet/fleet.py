@@ -21,11 +21,9 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import logging
 import os
 import queue
-import secrets
 import signal
 import subprocess
 import sys
@@ -37,12 +35,12 @@ from typing import TYPE_CHECKING, Any
 
 from lab import lifeline
 from lab.fleet import names
-from lab.fleet.commands import Invocation, Managed, Outcome
+from lab.fleet.agents import Agents, kill_group
 from lab.fleet.control import ControlSocket
-from lab.fleet.documents import Step
 from lab.fleet.groups import Group, LaunchFailed, Member
+from lab.fleet.identity import Identities, SelfKnowledge, profile_of
 from lab.fleet.instance import STATE_CODES, Instance
-from lab.fleet.metadata import CREDENTIALS_S, PORT, MetadataService
+from lab.fleet.metadata import PORT, MetadataService
 from lab.fleet.network import Network
 from lab.fleet.service_manager import ServiceManager
 
@@ -55,8 +53,11 @@ PENDING_S = 0.2
 """Seconds an instance is `pending` in EC2, and `shutting-down`."""
 NAMES_S = 0.3
 """Seconds between two looks at the region's zones."""
+METADATA_OPTIONS = {
+    "HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 1, "InstanceMetadataTags": "disabled",
+}  # fmt: skip
+"""What holds where neither the call nor the launch template says otherwise."""
 FOLDERS = ("etc/systemd/system", "opt/arktos", "root", "run/lab/curl.d", "tmp", "var/lib", "var/log")
-ORCHESTRATION = "var/lib/amazon/ssm/{instance}/document/orchestration/{command}/{step}"
 
 Interceptor = Callable[[str, dict[str, Any]], object | None]
 _log = logging.getLogger(__name__)
@@ -84,10 +85,7 @@ class Fleet:
         self.commands = region.commands  # type: ignore[attr-defined]
         self._lock = threading.RLock()
         self._used: dict[str, int] = {}
-        self._running: dict[tuple[str, str], subprocess.Popen[Any]] = {}
-        self._cancelled: set[tuple[str, str]] = set()
-        self._credentials: dict[str, dict[str, Any]] = {}
-        self._clients: dict[str, Any] = {}
+        self.identities = Identities(region)
         self._over = threading.Event()
         self._shims = self._render_shims()
         self._named: dict[str, dict[str, list[str]]] = {}
@@ -97,8 +95,13 @@ class Fleet:
         self._namer = threading.Thread(target=self._watch_names, name="fleet-names", daemon=True)
         self._namer.start()
         region.fleet = self  # type: ignore[attr-defined]
-        self.commands.agents = self
+        self.commands.agents = Agents(self)
         self.groups.reconcile()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the fleet is being stopped, or was."""
+        return self._over.is_set()
 
     def stop(self) -> None:
         """Cut the power of everything. Safe to call twice."""
@@ -108,7 +111,8 @@ class Fleet:
         self.region.fleet = None  # type: ignore[attr-defined]
         self.commands.agents = None
         for instance in list(self.instances.values()):
-            self._power_off(instance)
+            self._disconnect(instance)
+        _kill_all(f"AUTOJOIN_ROOT={self.root}/instances/".encode())
         self._outbox.put(None)
         self._publisher.join(timeout=10)
         self._namer.join(timeout=10)
@@ -143,7 +147,7 @@ class Fleet:
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            _kill_group(process)
+            kill_group(process)
             process.communicate()
             raise
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
@@ -170,10 +174,19 @@ class Fleet:
     # -- launch and end ------------------------------------------------------------------------------------------------
 
     def launch_instance(
-        self, *, subnet_id: str, image_id: str, instance_type: str, profile: Mapping[str, str] | None, security_groups: Sequence[str],
-        tags: Mapping[str, str], metadata_options: Mapping[str, Any] | None = None, group: str | None = None,
-        address: str | None = None, launch_template: Mapping[str, Any] | None = None,
-    ) -> Instance:  # fmt: skip
+        self,
+        *,
+        subnet_id: str,
+        image_id: str,
+        instance_type: str,
+        profile: Mapping[str, str] | None,
+        security_groups: Sequence[str],
+        tags: Mapping[str, str],
+        metadata_options: Mapping[str, Any] | None = None,
+        group: str | None = None,
+        address: str | None = None,
+        launch_template: Mapping[str, Any] | None = None,
+    ) -> Instance:
         """A new instance, `pending`. Raises LaunchFailed.
 
         profile   {"Arn": …} or {"Name": …} of the instance profile
@@ -185,7 +198,7 @@ class Fleet:
         subnet = ec2._subnets.get(subnet_id)
         if subnet is None:
             raise LaunchFailed(f"The subnet ID '{subnet_id}' does not exist")
-        profile_record, role = _profile(profile)
+        profile_record, role = profile_of(profile)
         address = address or self._address(subnet_id, str(subnet["CidrBlock"]), group)
         record = ec2._launch_instances_internal(
             image_id, instance_type, subnet_id, 1, sg_ids=list(security_groups) or None, requested_private_ip=address,
@@ -198,13 +211,27 @@ class Fleet:
         record["VpcId"] = subnet["VpcId"]
         ec2._tags[instance_id] = [{"Key": key, "Value": value} for key, value in tags.items()]
         instance = Instance(
-            instance_id=instance_id, group=group, address=address, subnet_id=subnet_id, subnet_cidr=str(subnet["CidrBlock"]),
-            vpc_id=subnet["VpcId"], zone=subnet["AvailabilityZone"], root=self.root / "instances" / instance_id, mac=mac,
-            image_id=image_id, instance_type=instance_type, profile_arn=profile_record["Arn"] if profile_record else None, role=role,
-            launched_at=self.timers.now(), boot_s=self.boot_s, agent_s=self.agent_s, groups=self.groups, record=record,
-            metadata_options={"HttpTokens": "required", "HttpEndpoint": "enabled", "HttpPutResponseHopLimit": 1, "InstanceMetadataTags": "disabled", **(metadata_options or {})},
+            instance_id=instance_id,
+            group=group,
+            address=address,
+            subnet_id=subnet_id,
+            subnet_cidr=str(subnet["CidrBlock"]),
+            vpc_id=subnet["VpcId"],
+            zone=subnet["AvailabilityZone"],
+            root=self.root / "instances" / instance_id,
+            mac=mac,
+            image_id=image_id,
+            instance_type=instance_type,
+            profile_arn=profile_record["Arn"] if profile_record else None,
+            role=role,
+            launched_at=self.timers.now(),
+            boot_s=self.boot_s,
+            agent_s=self.agent_s,
+            groups=self.groups,
+            record=record,
+            metadata_options={**METADATA_OPTIONS, **(metadata_options or {})},
             launch_template=dict(launch_template) if launch_template else None,
-        )  # fmt: skip
+        )
         with self._lock:
             self.instances[instance_id] = instance
         self._move(instance, ("pending",), "pending", "launched")
@@ -235,10 +262,16 @@ class Fleet:
         tags["aws:ec2launchtemplate:version"] = str(template["version"])
         shown = {"LaunchTemplateId": template["id"], "LaunchTemplateName": template["name"], "Version": str(template["version"])}
         instance = self.launch_instance(
-            subnet_id=subnet_id, image_id=data.get("ImageId") or "ami-00000000", instance_type=data.get("InstanceType") or "t3.micro",
-            profile=data.get("IamInstanceProfile"), security_groups=data.get("SecurityGroupIds") or interface.get("Groups") or [],
-            tags=tags, metadata_options=data.get("MetadataOptions"), group=group.name, launch_template=shown,
-        )  # fmt: skip
+            subnet_id=subnet_id,
+            image_id=data.get("ImageId") or "ami-00000000",
+            instance_type=data.get("InstanceType") or "t3.micro",
+            profile=data.get("IamInstanceProfile"),
+            security_groups=data.get("SecurityGroupIds") or interface.get("Groups") or [],
+            tags=tags,
+            metadata_options=data.get("MetadataOptions"),
+            group=group.name,
+            launch_template=shown,
+        )
         return Member(instance.instance_id, subnet_id, instance.zone, instance.instance_type, instance.image_id, shown)
 
     def terminate(self, instance_id: str) -> None:
@@ -297,26 +330,23 @@ class Fleet:
         return True
 
     def _tell(self, instance: Instance, event: str) -> None:
-        self.journal.record(
-            "instance", instance_id=instance.instance_id, group=instance.group, event=event, address=instance.address
-        )
+        self.journal.record("instance", instance_id=instance.instance_id, group=instance.group, event=event, address=instance.address)
 
     def _power_off(self, instance: Instance) -> None:
+        if self._disconnect(instance):
+            _kill_all(f"AUTOJOIN_ROOT={instance.root}".encode() + b"\0")
+
+    def _disconnect(self, instance: Instance) -> bool:
+        """Take away what the lab's process does for the node; False when that was done before."""
         with self._lock:
             if instance.off:
-                return
+                return False
             instance.off = True
             instance.agent_online = False
-        if instance.control:
-            instance.control.stop()
-        if instance.manager:
-            instance.manager.stop()
-        if instance.metadata:
-            instance.metadata.stop()
-        wanted, quiet = f"AUTOJOIN_ROOT={instance.root}".encode(), 0
-        while quiet < 2:
-            quiet = 0 if _kill_where(wanted) else quiet + 1
-            time.sleep(0.02)
+        for part in (instance.control, instance.manager, instance.metadata):
+            if part is not None:
+                part.stop()
+        return True
 
     # -- boot ----------------------------------------------------------------------------------------------------------
 
@@ -351,7 +381,7 @@ class Fleet:
         try:
             instance.control = ControlSocket(root, commands)
             if instance.metadata_options["HttpEndpoint"] == "enabled":
-                instance.metadata = MetadataService(instance.address, _Metadata(self, instance))
+                instance.metadata = MetadataService(instance.address, SelfKnowledge(self.region, self.identities, instance))
         except OSError as error:
             _log.error("instance %s on %s did not boot: %s", instance.instance_id, instance.address, error)
             self.journal.record(
@@ -377,7 +407,7 @@ class Fleet:
     def _agent(self, instance: Instance) -> None:
         if instance.off or not instance.alive:
             return
-        if not _role_allows(instance.role, "ssm:UpdateInstanceInformation", self.region.account, self.region.name):
+        if not self.identities.agent_may_register(instance):
             self._tell(instance, "agent_refused")
             self.timers.after(5.0, lambda: self._agent(instance))
             return
@@ -407,159 +437,7 @@ class Fleet:
                 (folder / source.name).chmod(0o755)
         return folder
 
-    # -- SSM agents (called by commands, its lock held) ------------------------------------------------------------------
-
-    def managed(self) -> list[Managed]:
-        """The instances that Systems Manager knows."""
-        return [
-            Managed(one.instance_id, one.agent_online, one.agent_version, one.tags)
-            for one in list(self.instances.values())
-            if one.agent_registered and one.alive
-        ]
-
-    def lost(self, invocation: Invocation) -> bool:
-        """Whether a fault swallows the message."""
-        return self.intercept("delivery", **self._context(invocation)) == "lost"
-
-    def run(self, invocation: Invocation, steps: Sequence[Step], environment: Mapping[str, str]) -> None:
-        """Run the steps in a thread of their own."""
-        _in_thread(self._run_steps, invocation, steps, environment, name=f"command-{invocation.command.command_id[:8]}")
-
-    def kill_invocation(self, invocation: Invocation) -> None:
-        """Kill the process group that an invocation runs."""
-        key = (invocation.command.command_id, invocation.instance_id)
-        with self._lock:
-            self._cancelled.add(key)
-            process = self._running.get(key)
-        if process is not None:
-            _kill_group(process)
-
-    def _context(self, invocation: Invocation) -> dict[str, Any]:
-        instance = self.instances[invocation.instance_id]
-        return {
-            "instance_id": invocation.instance_id,
-            "group": instance.group,
-            "command_id": invocation.command.command_id,
-            "document": invocation.command.document.name,
-        }
-
-    def _run_steps(self, invocation: Invocation, steps: Sequence[Step], environment: Mapping[str, str]) -> None:
-        instance = self.instances[invocation.instance_id]
-        for step in steps:
-            try:
-                outcome = self._run_step(instance, invocation, step, environment)
-            except OSError as error:
-                outcome = Outcome(step.name, 1, stderr=f"failed to run commands: {error}")
-            if instance.off or self._over.is_set():
-                return
-            self.commands.reported(invocation, outcome)
-            if (outcome.exit_code and not step.go_on_after_failure) or outcome.timed_out or self._is_cancelled(invocation):
-                break
-        self.commands.finished(invocation)
-        if invocation.command.output.get("CloudWatchOutputEnabled"):
-            self._write_to_logs(instance, invocation)
-
-    def _is_cancelled(self, invocation: Invocation) -> bool:
-        return (invocation.command.command_id, invocation.instance_id) in self._cancelled
-
-    def _run_step(self, instance: Instance, invocation: Invocation, step: Step, environment: Mapping[str, str]) -> Outcome:
-        key = (invocation.command.command_id, invocation.instance_id)
-        folder = instance.root / ORCHESTRATION.format(instance=instance.instance_id, command=key[0], step=step.name)
-        folder.mkdir(parents=True)
-        script = folder / "_script.sh"
-        wanted = self.intercept("command_script", **self._context(invocation), step=step.name, script=step.script)
-        script.write_text(wanted if isinstance(wanted, str) else step.script, encoding="utf-8")
-        script.chmod(0o700)
-        outcome = Outcome(step.name, -1, started_at=self.timers.now())
-        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-            with self._lock:
-                if key in self._cancelled or instance.off:
-                    return outcome
-                process = self._running[key] = lifeline.popen(
-                    ["/bin/sh", "-c", str(script)], env={**self.environment(instance), **environment},
-                    cwd=step.working_directory or folder, instance_id=instance.instance_id, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                )  # fmt: skip
-            try:
-                process.wait(timeout=step.timeout_s)
-            except subprocess.TimeoutExpired:
-                outcome.timed_out = True
-                _kill_group(process)
-                process.wait()
-            with self._lock:
-                del self._running[key]
-        outcome.exit_code = process.returncode if process.returncode >= 0 else 128 - process.returncode
-        outcome.ended_at = self.timers.now()
-        outcome.stdout = (folder / "stdout").read_text(encoding="utf-8", errors="replace")
-        outcome.stderr = (folder / "stderr").read_text(encoding="utf-8", errors="replace")
-        return outcome
-
-    def _write_to_logs(self, instance: Instance, invocation: Invocation) -> None:
-        """As the agent does, with the instance's own role: it needs leave to write to the log group."""
-        command = invocation.command
-        group = command.output.get("CloudWatchLogGroupName") or f"/aws/ssm/{command.document.name}"
-        try:
-            logs = self._client(instance, "logs")
-            for outcome in invocation.outcomes:
-                step = outcome.step.replace(":", "-")
-                for kind, text in (("stdout", outcome.stdout), ("stderr", outcome.stderr)):
-                    lines = [line for line in text.splitlines() if line.strip()]
-                    if not lines:
-                        continue
-                    stream = f"{command.command_id}/{instance.instance_id}/{step}/{kind}"
-                    logs.create_log_stream(logGroupName=group, logStreamName=stream)
-                    at = int(time.time() * 1000)
-                    events = [{"timestamp": at, "message": line} for line in lines]
-                    for first in range(0, len(events), 1000):
-                        logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events[first : first + 1000])
-        except Exception as error:  # as on AWS: the command's own result does not change
-            _log.warning("command %s: its output did not reach %s: %s", command.command_id, group, error)
-
-    def _client(self, instance: Instance, service: str) -> Any:
-        got = self.credentials(instance)
-        if got is None:
-            raise PermissionError(f"{instance.instance_id} has no role")
-        with self._lock:
-            if instance.instance_id not in self._clients:
-                self._clients[instance.instance_id] = self.region.client(
-                    service, aws_access_key_id=got["AccessKeyId"], aws_secret_access_key=got["SecretAccessKey"],
-                    aws_session_token=got["Token"],
-                )  # fmt: skip
-            return self._clients[instance.instance_id]
-
-    # -- credentials, names, events --------------------------------------------------------------------------------------
-
-    def credentials(self, instance: Instance) -> dict[str, Any] | None:
-        """STS credentials of the instance profile's role, the same until they are about to expire; None without a role."""
-        from ministack.services import iam, sts
-
-        role = iam._roles.get(instance.role) if instance.role else None
-        if role is None or not _trusts_ec2(role):
-            return None
-        with self._lock:
-            kept = self._credentials.get(instance.instance_id)
-            if kept is None or kept["until"] < time.time() + 600:
-                until = time.time() + CREDENTIALS_S
-                kept = {
-                    "until": until,
-                    "AccessKeyId": "ASIA" + secrets.token_hex(8).upper(),
-                    "SecretAccessKey": secrets.token_urlsafe(30),
-                    "Token": secrets.token_urlsafe(60),
-                    "Expiration": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(until)),
-                }
-                sts.register_session(
-                    kept["AccessKeyId"],
-                    {
-                        "Arn": f"arn:aws:sts::{self.region.account}:assumed-role/{instance.role}/{instance.instance_id}",
-                        "UserId": f"{role.get('RoleId', instance.role)}:{instance.instance_id}",
-                        "SecretAccessKey": kept["SecretAccessKey"],
-                        "SessionToken": kept["Token"],
-                        "Expiration": until,
-                        "AccountId": self.region.account,
-                        "PrincipalType": "AssumedRole",
-                    },
-                )
-                self._credentials[instance.instance_id] = kept
-            return {name: kept[name] for name in ("AccessKeyId", "SecretAccessKey", "Token", "Expiration")}
+    # -- names, events -------------------------------------------------------------------------------------------------
 
     def _watch_names(self) -> None:
         while not self._over.wait(NAMES_S):
@@ -591,136 +469,23 @@ class Fleet:
                 _log.exception("event %s could not be published", detail_type)
 
 
-class _Metadata:
-    """What the metadata service tells about an instance."""
-
-    def __init__(self, fleet: Fleet, instance: Instance) -> None:
-        self._fleet, self._instance = fleet, instance
-        self.tokens_required = instance.metadata_options["HttpTokens"] == "required"
-        self.tags_allowed = instance.metadata_options["InstanceMetadataTags"] == "enabled"
-
-    def flat(self) -> dict[str, str]:
-        one, region = self._instance, self._fleet.region
-        interface = f"network/interfaces/macs/{one.mac}"
-        tree = {
-            "ami-id": one.image_id,
-            "hostname": f"ip-{one.address.replace('.', '-')}.ec2.internal",
-            "local-hostname": f"ip-{one.address.replace('.', '-')}.ec2.internal",
-            "instance-id": one.instance_id,
-            "instance-type": one.instance_type,
-            "local-ipv4": one.address,
-            "mac": one.mac,
-            "placement/availability-zone": one.zone,
-            "placement/region": region.name,
-            "services/domain": "amazonaws.com",
-            "services/partition": "aws",
-            f"{interface}/device-number": "0",
-            f"{interface}/interface-id": interface_id(one),
-            f"{interface}/local-ipv4s": one.address,
-            f"{interface}/mac": one.mac,
-            f"{interface}/subnet-id": one.subnet_id,
-            f"{interface}/subnet-ipv4-cidr-block": one.subnet_cidr,
-            f"{interface}/vpc-id": one.vpc_id,
-            f"{interface}/vpc-ipv4-cidr-block": _vpc_cidr(one.vpc_id),
-        }
-        state = one.lifecycle_state
-        if state is not None:
-            tree["autoscaling/target-lifecycle-state"] = "Terminated" if state.startswith("Terminat") else "InService"
-        if one.profile_arn:
-            tree["iam/info"] = json.dumps({"Code": "Success", "InstanceProfileArn": one.profile_arn}, indent=2)
-        for key, value in one.tags.items():
-            tree[f"tags/instance/{key}"] = value
-        return tree
-
-    def role(self) -> str | None:
-        return self._instance.role
-
-    def credentials(self) -> dict[str, Any] | None:
-        return self._fleet.credentials(self._instance)
-
-    def document(self) -> dict[str, Any]:
-        one, region = self._instance, self._fleet.region
-        return {
-            "accountId": region.account, "architecture": "x86_64", "availabilityZone": one.zone, "imageId": one.image_id,
-            "instanceId": one.instance_id, "instanceType": one.instance_type, "privateIp": one.address, "region": region.name,
-            "pendingTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(one.launched_at)), "version": "2017-09-30",
-        }  # fmt: skip
-
-
-def interface_id(instance: Instance) -> str:
-    """Id of an instance's only network interface."""
-    return f"eni-{instance.instance_id[2:]}"
-
-
-def _vpc_cidr(vpc_id: str) -> str:
-    from ministack.services import ec2
-
-    return str((ec2._vpcs.get(vpc_id) or {}).get("CidrBlock", ""))
-
-
-def _profile(given: Mapping[str, str] | None) -> tuple[dict[str, Any] | None, str | None]:
-    """The instance profile's record and its role's name. Raises LaunchFailed for one that does not exist."""
-    from ministack.services import iam
-
-    if not given:
-        return None, None
-    name = given.get("Name") or str(given.get("Arn", "")).rsplit("/", 1)[-1]
-    profile = iam._lookup_instance_profile(name=name)
-    if profile is None:
-        raise LaunchFailed(f"Value ({name}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name")
-    roles = [role if isinstance(role, str) else role.get("RoleName") for role in profile.get("Roles") or []]
-    return profile, (str(roles[0]).rsplit("/", 1)[-1] if roles else None)
-
-
-def _trusts_ec2(role: Mapping[str, Any]) -> bool:
-    document = role.get("AssumeRolePolicyDocument") or {}
-    document = json.loads(document) if isinstance(document, str) else document
-    for statement in document.get("Statement", []):
-        principal = statement.get("Principal")
-        services = principal.get("Service", []) if isinstance(principal, dict) else []
-        if statement.get("Effect") == "Allow" and "ec2.amazonaws.com" in ([services] if isinstance(services, str) else services):
-            return True
-    return False
-
-
-def _role_allows(role_name: str | None, action: str, account: str, region: str) -> bool:
-    """Whether a role may do something on every resource, by its own policies."""
-    from ministack.core import iam_evaluator
-    from ministack.services import iam
-
-    role = iam._roles.get(role_name) if role_name else None
-    if role is None or not _trusts_ec2(role):
-        return False
-    if any(arn.endswith(":policy/AmazonSSMManagedInstanceCore") for arn in role.get("AttachedPolicies", [])):
-        return True
-    context = iam_evaluator.EvalContext(
-        principal_arn=f"arn:aws:sts::{account}:assumed-role/{role_name}/agent", principal_type="AssumedRole", principal_account=account,
-        action=action, resource_arn="*", region=region,
-    )  # fmt: skip
-    return bool(iam_evaluator.evaluate(context, iam_evaluator._gather_role_policies(str(role_name), account)).decision == "Allow")
-
-
 def _in_thread(function: Callable[..., None], *arguments: Any, name: str) -> None:
     threading.Thread(target=function, args=arguments, name=name, daemon=True).start()
 
 
-def _kill_group(process: subprocess.Popen[Any]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _kill_where(wanted: bytes) -> int:
-    """Kill every process with that line in its environment; the number of those found."""
-    found = 0
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                if wanted in Path("/proc", entry, "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry), signal.SIGKILL)
-                    found += 1
-            except (OSError, ProcessLookupError):
-                continue
-    return found
+def _kill_all(mark: bytes) -> None:
+    """Kill every process with a line in its environment that begins with `mark`, until none is left."""
+    quiet = 0
+    while quiet < 2:
+        found = 0
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError):
+                    if b"\0" + mark in b"\0" + Path("/proc", entry, "environ").read_bytes():
+                        os.kill(int(entry), signal.SIGKILL)
+                        found += 1
+        quiet = 0 if found else quiet + 1
+        time.sleep(0.02)
 
 
 def _write(path: Path, text: str) -> None:

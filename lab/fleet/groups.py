@@ -34,7 +34,7 @@ HEARTBEATS = 100
 PROCEED_S = 0.1
 """How long an instance stays in Pending:Proceed or Terminating:Proceed, in seconds; on AWS it is some seconds."""
 REPLACEMENT_S = 1.0
-"""Seconds from the end of an instance to the launch of its replacement. AWS slows launches down when hooks fail; so do we, a little."""
+"""Seconds from the end of an instance to the launch of its replacement. AWS slows launches when hooks fail; so do we, a little."""
 LAUNCH_RETRY_S = 5.0
 """Seconds from a launch that the host refused to the next try."""
 
@@ -182,7 +182,8 @@ class Groups:
             if not given.get("LaunchTemplate") and not given.get("LaunchConfigurationName"):
                 raise ApiError(
                     "ValidationError",
-                    "Valid requests must contain either LaunchTemplate, LaunchConfigurationName, InstanceId or MixedInstancesPolicy parameter.",
+                    "Valid requests must contain either LaunchTemplate, LaunchConfigurationName, InstanceId or MixedInstancesPolicy "
+                    "parameter.",
                 )
             low, high = int(given["MinSize"]), int(given["MaxSize"])
             group = Group(
@@ -304,9 +305,12 @@ class Groups:
                 if str(tag["Key"]).startswith("aws:") and not str(tag["Key"]).startswith("aws:cloudformation:"):
                     raise ApiError("ValidationError", f"Tag key {tag['Key']} is reserved: it begins with aws:")
                 new = {
-                    "ResourceId": group.name, "ResourceType": "auto-scaling-group", "Key": tag["Key"], "Value": tag.get("Value", ""),
+                    "ResourceId": group.name,
+                    "ResourceType": "auto-scaling-group",
+                    "Key": tag["Key"],
+                    "Value": tag.get("Value", ""),
                     "PropagateAtLaunch": bool(tag.get("PropagateAtLaunch", False)),
-                }  # fmt: skip
+                }
                 group.tags = [*(old for old in group.tags if old["Key"] != new["Key"]), new]
                 self.on_tags(group.name, group.tags)
 
@@ -315,9 +319,7 @@ class Groups:
         with self._lock:
             for tag in tags:
                 group = self.group(tag["ResourceId"])
-                group.tags = [
-                    old for old in group.tags if old["Key"] != tag["Key"] or ("Value" in tag and old["Value"] != tag["Value"])
-                ]
+                group.tags = [old for old in group.tags if old["Key"] != tag["Key"] or ("Value" in tag and old["Value"] != tag["Value"])]
                 self.on_tags(group.name, group.tags)
 
     def suspend(self, name: str, processes: Sequence[str]) -> None:
@@ -348,9 +350,7 @@ class Groups:
             group, member = self._member(instance_id)
             member.health = status
             if status == "Unhealthy" and member.counts and "ReplaceUnhealthy" not in group.suspended:
-                self._terminate(
-                    group, member, "an instance was taken out of service in response to a user health-check", hooks=True
-                )
+                self._terminate(group, member, "an instance was taken out of service in response to a user health-check", hooks=True)
                 self._replace_later(group)
 
     def attach_target_groups(self, name: str, arns: Sequence[str], attach: bool = True) -> None:
@@ -400,9 +400,7 @@ class Groups:
             group, member, action = self._action(name, hook_name, token, instance_id, result, by)
             self._end(group, member, action, result, "completed", by)
 
-    def heartbeat(
-        self, name: str, hook_name: str, *, token: str | None = None, instance_id: str | None = None, by: str = "root"
-    ) -> None:
+    def heartbeat(self, name: str, hook_name: str, *, token: str | None = None, instance_id: str | None = None, by: str = "root") -> None:
         """RecordLifecycleActionHeartbeat: the heartbeat time-out starts anew; the global one does not."""
         with self._lock:
             group, member, action = self._action(name, hook_name, token, instance_id, None, by)
@@ -415,13 +413,12 @@ class Groups:
         """TerminateInstanceInAutoScalingGroup; returns the group and the activity."""
         with self._lock:
             group, member = self._member(instance_id)
-            if decrement:
-                if group.desired - 1 < group.min_size:
-                    raise ApiError(
-                        "ValidationError",
-                        f"Currently, desiredSize equals minSize ({group.min_size}). Terminating instance without replacement will "
-                        "violate group's min size constraint. Either set shouldDecrementDesiredCapacity flag to false or lower group's min size.",
-                    )
+            if decrement and group.desired - 1 < group.min_size:
+                raise ApiError(
+                    "ValidationError",
+                    f"Currently, desiredSize equals minSize ({group.min_size}). Terminating instance without replacement will violate "
+                    "group's min size constraint. Either set shouldDecrementDesiredCapacity flag to false or lower group's min size.",
+                )
             if member.state == "Terminating:Retained":
                 self._terminate(group, member, "a user request ended a retained instance", hooks=False)
             elif not member.counts:
@@ -516,7 +513,8 @@ class Groups:
         if token and len(token) != 36:
             raise ApiError(
                 "ValidationError",
-                "1 validation error detected: Value at 'lifecycleActionToken' failed to satisfy constraint: Member must have length equal to 36",
+                "1 validation error detected: Value at 'lifecycleActionToken' failed to satisfy constraint: Member must have "
+                "length equal to 36",
             )
         self._record(
             "hook", instance_id=instance_id, group=group.name, hook=hook_name, token=token, event="refused", result=result, by=by,
@@ -545,17 +543,13 @@ class Groups:
         def look() -> None:
             with self._lock:
                 if self._groups.get(group.name) is group:
-                    self._reconcile(
-                        group, "an instance was started in response to a difference between desired and actual capacity"
-                    )
+                    self._reconcile(group, "an instance was started in response to a difference between desired and actual capacity")
 
         self._timers.after(group.launch_not_before - self._timers.now() + 0.001, look)
 
     def _launch(self, group: Group, cause: str) -> bool:
         subnets = group.subnets or [""]
-        subnet = min(
-            subnets, key=lambda one: (sum(m.subnet_id == one and m.counts for m in group.members.values()), subnets.index(one))
-        )
+        subnet = min(subnets, key=lambda one: (sum(m.subnet_id == one and m.counts for m in group.members.values()), subnets.index(one)))
         try:
             member = self._host.launch(group, subnet)
         except LaunchFailed as failure:
@@ -660,9 +654,7 @@ class Groups:
     def _abandon_launch(self, group: Group, member: Member) -> None:
         self._finish_activity(member, "Cancelled", "Instance failed to complete user's Lifecycle Action: ABANDON")
         self._publish_activity(group, member, "EC2 Instance Launch Unsuccessful", "EC2", "AutoScalingGroup")
-        self._terminate(
-            group, member, "an instance's launch was abandoned by a lifecycle hook", hooks=self.terminate_hooks_after_abandon
-        )
+        self._terminate(group, member, "an instance's launch was abandoned by a lifecycle hook", hooks=self.terminate_hooks_after_abandon)
         self._replace_later(group)
 
     def _terminate(self, group: Group, member: Member, cause: str, *, hooks: bool) -> None:
@@ -689,9 +681,7 @@ class Groups:
         member.state = state
         self._record("lifecycle", instance_id=member.instance_id, group=group.name, state=state, hook=hook)
 
-    def _tell_hook(
-        self, group: Group, member: Member, action: LifecycleAction, event: str, result: str | None, by: str | None
-    ) -> None:
+    def _tell_hook(self, group: Group, member: Member, action: LifecycleAction, event: str, result: str | None, by: str | None) -> None:
         self._record(
             "hook", instance_id=member.instance_id, group=group.name, hook=action.hook.name, token=action.token, event=event,
             result=result, by=by, deadline=action.deadline,
@@ -753,9 +743,7 @@ class Groups:
 
 def _check_sizes(group: Group) -> None:
     if not 0 <= group.min_size <= group.max_size:
-        raise ApiError(
-            "ValidationError", f"Max bound, {group.max_size}, must be greater than or equal to min bound, {group.min_size}"
-        )
+        raise ApiError("ValidationError", f"Max bound, {group.max_size}, must be greater than or equal to min bound, {group.min_size}")
     if not group.min_size <= group.desired <= group.max_size:
         raise ApiError(
             "ValidationError",

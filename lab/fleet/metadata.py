@@ -7,8 +7,10 @@ credentials of its instance profile's role, so that what a script may do is what
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -48,15 +50,21 @@ class MetadataService:
     def __init__(self, address: str, source: Source, port: int = PORT) -> None:
         self._tokens: dict[str, float] = {}
         self._server = _Server((address, port), _handler(source, self._tokens))
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name=f"imds-{address}", daemon=True
-        )
-        self._thread.start()
+        threading.Thread(target=self._serve, name=f"imds-{address}", daemon=True).start()
 
     def stop(self) -> None:
         """Close the socket; requests being served end by themselves."""
-        self._server.shutdown()
-        self._server.server_close()
+        with contextlib.suppress(OSError):
+            self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
+        self._server.socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                request, client = self._server.get_request()
+            except OSError:
+                return
+            self._server.process_request(request, client)
 
 
 class _Server(ThreadingHTTPServer):
@@ -94,10 +102,7 @@ def _handler(source: Source, tokens: dict[str, float]) -> Callable[..., BaseHTTP
 
         def do_GET(self) -> None:
             token = self.headers.get("X-aws-ec2-metadata-token")
-            if token is None:
-                allowed = not source.tokens_required
-            else:
-                allowed = tokens.get(token, 0.0) > time.monotonic()
+            allowed = not source.tokens_required if token is None else tokens.get(token, 0.0) > time.monotonic()
             if not allowed:
                 self._answer(401, "")
                 return

@@ -98,20 +98,20 @@ class Network:
             return f"{rest[0]}{via} dev {route['dev']} src {net['address']} uid 0 \n    cache \n"
         if verb not in ("add", "replace", "del", "delete") or not rest:
             raise Refused(f'Command "{verb}" is unknown, try "ip route help".', 255)
-        destination, via, device = _destination(rest[0]), _after(rest, "via"), _after(rest, "dev")
+        destination, gateway, device = _destination(rest[0]), _after(rest, "via"), _after(rest, "dev")
         same = [route for route in net["routes"] if route["dst"] == destination]
         if verb in ("del", "delete"):
-            gone = [r for r in same if (via is None or r.get("via") == via) and (device is None or r["dev"] == device)]
+            gone = [r for r in same if (gateway is None or r.get("via") == gateway) and (device is None or r["dev"] == device)]
             if not gone:
                 raise Refused("RTNETLINK answers: No such process")
             net["routes"].remove(gone[0])
         else:
             if verb == "add" and same:
                 raise Refused("RTNETLINK answers: File exists")
-            new = {"dst": destination, **({"via": via} if via else {}), "dev": device or _device_of(net, via)}
+            new = {"dst": destination, **({"via": gateway} if gateway else {}), "dev": device or _device_of(net, gateway)}
             if new["dev"] not in net["links"]:
                 raise Refused(f'Cannot find device "{new["dev"]}"', 1)
-            if via is not None and not _connected(net, via, new["dev"]):
+            if gateway is not None and not _connected(net, gateway, str(new["dev"])):
                 raise Refused("RTNETLINK answers: Network is unreachable")
             net["routes"] = [route for route in net["routes"] if route["dst"] != destination] + [new]
         self._write(net)
@@ -126,7 +126,7 @@ class Network:
                 raise Refused(f'Device "{device}" does not exist.', 1)
             lines = []
             for index, (name, addresses) in enumerate(net["links"].items(), 1):
-                if device is not None and name != device:
+                if device not in (None, name):
                     continue
                 if not one_line:
                     lines.append(_link_line(index, name))
@@ -134,9 +134,8 @@ class Network:
                     scope = "host" if name == "lo" else "global"
                     broadcast = "" if name == "lo" else f"brd {ipaddress.ip_interface(text).network.broadcast_address} "
                     if one_line:
-                        lines.append(
-                            f"{index}: {name}    inet {text} {broadcast}scope {scope} {name}\\       valid_lft forever preferred_lft forever"
-                        )
+                        shown = f"{index}: {name}    inet {text} {broadcast}scope {scope} {name}"
+                        lines.append(f"{shown}\\       valid_lft forever preferred_lft forever")
                     else:
                         lines += [
                             f"    inet {text} {broadcast}scope {scope} {name}",

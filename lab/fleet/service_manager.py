@@ -295,7 +295,8 @@ class ServiceManager:
             known = self._properties(name)
             if known["LoadState"] == "not-found":
                 return 4, out, f"Unit {name} could not be found.\n"
-            out += f"{name}\n     Loaded: loaded ({known['FragmentPath']}; {known['UnitFileState']})\n     Active: {known['ActiveState']} ({known['SubState']})\n   Main PID: {known['MainPID']}\n"
+            out += f"{name}\n     Loaded: loaded ({known['FragmentPath']}; {known['UnitFileState']})\n"
+            out += f"     Active: {known['ActiveState']} ({known['SubState']})\n   Main PID: {known['MainPID']}\n"
             rc = rc or (0 if known["ActiveState"] == "active" else 3)
         return rc, out, ""
 
@@ -584,9 +585,7 @@ class ServiceManager:
 
     @staticmethod
     def _words(unit: Unit, line: str, environment: Mapping[str, str]) -> list[str]:
-        line = (
-            line.replace("%%", "\0").replace("%n", unit.name).replace("%p", unit.name.removesuffix(".service")).replace("\0", "%")
-        )
+        line = line.replace("%%", "\0").replace("%n", unit.name).replace("%p", unit.name.removesuffix(".service")).replace("\0", "%")
         words: list[str] = []
         for word in shlex.split(line):
             if re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*", word):

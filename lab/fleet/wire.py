@@ -47,9 +47,7 @@ def parse(operation: OperationModel, parameters: Mapping[str, str]) -> dict[str,
         return {}
     known: set[str] = {"Action", "Version"}
     result = _parse_structure(operation.input_shape, "", parameters, known)
-    unknown = sorted(
-        key for key in parameters if key not in known and not key.startswith(("X-Amz-", "AWSAccessKeyId", "Signature"))
-    )
+    unknown = sorted(key for key in parameters if key not in known and not key.startswith(("X-Amz-", "AWSAccessKeyId", "Signature")))
     if unknown:
         raise ApiError("ValidationError", f"the lab does not know the parameter(s) {', '.join(unknown)} of {operation.name}")
     for name in operation.input_shape.required_members:
@@ -80,7 +78,7 @@ def _parse(shape: Shape, key: str, parameters: Mapping[str, str], known: set[str
         if parameters.get(key) == "":
             known.add(key)
             return True, []
-        items = []
+        items: list[Any] = []
         while True:
             found, value = _parse(shape.member, f"{key}.member.{len(items) + 1}", parameters, known)
             if not found:

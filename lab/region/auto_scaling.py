@@ -106,7 +106,8 @@ def apply(region: Region) -> None:
         "create": api.stack_create, "update": api.stack_update, "update_with_logical_id": True, "delete": api.stack_delete,
     }  # fmt: skip
     handlers[HOOK_TYPE] = {
-        "create": api.stack_hook_create, "update": api.stack_hook_update, "update_with_logical_id": True, "delete": api.stack_hook_delete,
+        "create": api.stack_hook_create, "update": api.stack_hook_update, "update_with_logical_id": True,
+        "delete": api.stack_hook_delete,
     }  # fmt: skip
 
 
@@ -286,10 +287,8 @@ def _describe_instances(api: Api, given: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 def _describe_activities(api: Api, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    if given.get("AutoScalingGroupName"):
-        chosen = [api.groups.group(given["AutoScalingGroupName"])]
-    else:
-        chosen = api.groups.groups()
+    name = given.get("AutoScalingGroupName")
+    chosen = [api.groups.group(name)] if name else api.groups.groups()
     ids = given.get("ActivityIds")
     found = sorted(
         (dict(activity) for group in chosen for activity in group.activities if not ids or activity["ActivityId"] in ids),
@@ -398,9 +397,7 @@ def _describe_tags(api: Api, given: Mapping[str, Any]) -> Mapping[str, Any]:
         keys = {"auto-scaling-group": "ResourceId", "key": "Key", "value": "Value", "propagate-at-launch": "PropagateAtLaunch"}
         if name not in keys:
             raise ApiError("ValidationError", f"Filter type {name} is not correct. Allowed Filter types are: {', '.join(keys)}")
-        found = [
-            tag for tag in found if (str(tag[keys[name]]).lower() if name == "propagate-at-launch" else tag[keys[name]]) in values
-        ]
+        found = [tag for tag in found if (str(tag[keys[name]]).lower() if name == "propagate-at-launch" else tag[keys[name]]) in values]
     page, token = _page(given, found, 50)
     return {"Tags": page, **token}
 

@@ -147,7 +147,7 @@ class Functions:
         self._closed = False
         self._serial = 0
         if not PYTHON.exists():
-            raise RuntimeMissing(f"the functions' bare Python is missing: expected {PYTHON}; make it with `make lab-setup`")
+            raise RuntimeMissing(f"the functions' bare Python is missing: expected {PYTHON}; make it with `make setup`")
 
     # -- one invocation ------------------------------------------------------------------------------------------
     def execute(self, func: dict[str, Any], event: Any, request_id: str) -> dict[str, Any]:

@@ -54,9 +54,7 @@ def _bound(region: Region, name: str, handler: Handler, original: Callable[[Any]
         except ApiError as error:
             return wire.error_answer("ec2", error)
         except LaunchFailed as failure:
-            code = (
-                "InvalidSubnetID.NotFound" if "subnet ID" in str(failure) and "exist" in str(failure) else "InvalidParameterValue"
-            )
+            code = "InvalidSubnetID.NotFound" if "subnet ID" in str(failure) and "exist" in str(failure) else "InvalidParameterValue"
             return wire.error_answer("ec2", ApiError(code, str(failure)))
 
     return handle
@@ -80,9 +78,7 @@ def template_of(spec: Mapping[str, Any] | None) -> dict[str, Any]:
                         "version": version["VersionNumber"],
                         "data": version["LaunchTemplateData"],
                     }
-            raise LaunchFailed(
-                f"Could not find the specified version {asked} of the launch template {template['LaunchTemplateName']}"
-            )
+            raise LaunchFailed(f"Could not find the specified version {asked} of the launch template {template['LaunchTemplateName']}")
     raise LaunchFailed(f"The specified launch template, with template {wanted_id or wanted_name}, does not exist")
 
 
@@ -132,12 +128,13 @@ def _run_instances(fleet: Fleet, parameters: Mapping[str, Any]) -> Mapping[str, 
     count = int(one("MaxCount") or 1)
     if int(one("MinCount") or 1) > count or count < 1:
         raise ApiError("InvalidParameterCombination", "MinCount must not exceed MaxCount, and MaxCount must be at least 1")
+    given_groups = many("SecurityGroupId") or many("NetworkInterface.1.SecurityGroupId")
     launched = [
         fleet.launch_instance(
             subnet_id=subnet, image_id=one("ImageId") or data.get("ImageId") or "ami-00000000",
             instance_type=one("InstanceType") or data.get("InstanceType") or "t3.micro",
             profile=profile or data.get("IamInstanceProfile"),
-            security_groups=many("SecurityGroupId") or many("NetworkInterface.1.SecurityGroupId") or data.get("SecurityGroupIds") or interface.get("Groups") or [],
+            security_groups=given_groups or data.get("SecurityGroupIds") or interface.get("Groups") or [],
             tags=tags, metadata_options={**(data.get("MetadataOptions") or {}), **options}, address=one("PrivateIpAddress") or None,
             launch_template=template,
         )
@@ -188,9 +185,7 @@ def _terminate_instances(fleet: Fleet, parameters: Mapping[str, Any]) -> Mapping
     for instance in [_known(fleet, instance_id) for instance_id in ids]:
         before = instance.state
         fleet.terminate(instance.instance_id)
-        changes.append(
-            {"InstanceId": instance.instance_id, "PreviousState": _state(before), "CurrentState": _state(instance.state)}
-        )
+        changes.append({"InstanceId": instance.instance_id, "PreviousState": _state(before), "CurrentState": _state(instance.state)})
     return {"TerminatingInstances": changes}
 
 
@@ -221,7 +216,7 @@ def _describe_instance_attribute(fleet: Fleet, parameters: Mapping[str, Any]) ->
 
     instance = _known(fleet, str(ec2._p(parameters, "InstanceId")))
     attribute = str(ec2._p(parameters, "Attribute"))
-    known = {
+    known: dict[str, dict[str, Any]] = {
         "sourceDestCheck": {"SourceDestCheck": {"Value": instance.source_dest_check}},
         "instanceType": {"InstanceType": {"Value": instance.instance_type}},
         "disableApiTermination": {"DisableApiTermination": {"Value": False}},
@@ -251,7 +246,7 @@ HANDLERS: dict[str, Handler] = {
 
 def shown(fleet: Fleet, instance: Instance) -> dict[str, Any]:
     """An instance as DescribeInstances answers it."""
-    from lab.fleet.fleet import interface_id
+    from lab.fleet.identity import interface_id
 
     launched = datetime.datetime.fromtimestamp(int(instance.launched_at), datetime.UTC)
     name = f"ip-{instance.address.replace('.', '-')}.ec2.internal"
@@ -361,7 +356,7 @@ def _if_there(instance: Instance, *values: Any) -> list[Any]:
 
 
 def _interface(instance: Instance) -> str:
-    from lab.fleet.fleet import interface_id
+    from lab.fleet.identity import interface_id
 
     return interface_id(instance)
 

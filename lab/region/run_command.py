@@ -127,9 +127,14 @@ def _get_document(region: Region, store: DocumentStore, commands: Commands, give
     wanted = given.get("DocumentFormat") or version.format
     content = version.content if wanted == version.format else json.dumps(version.parsed, indent=2)
     return {
-        "Name": document.name, "CreatedDate": version.created_at, "DocumentVersion": str(version.number), "Status": "Active",
-        "Content": content, "DocumentType": document.type, "DocumentFormat": wanted,
-    }  # fmt: skip
+        "Name": document.name,
+        "CreatedDate": version.created_at,
+        "DocumentVersion": str(version.number),
+        "Status": "Active",
+        "Content": content,
+        "DocumentType": document.type,
+        "DocumentFormat": wanted,
+    }
 
 
 def _describe_document(region: Region, store: DocumentStore, commands: Commands, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -150,20 +155,24 @@ def _list_documents(region: Region, store: DocumentStore, commands: Commands, gi
         elif key == "DocumentType":
             found = [document for document in found if document.type in values]
         elif key.startswith("tag:"):
-            found = [
-                document for document in found if any(tag["Key"] == key[4:] and tag["Value"] in values for tag in document.tags)
-            ]
+            found = [document for document in found if any(tag["Key"] == key[4:] and tag["Value"] in values for tag in document.tags)]
         else:
             raise ApiError("InvalidFilterKey", f"the lab does not know the filter key {key}")
     page, token = _page(given, found, 10)
     shown = [
         {
-            "Name": document.name, "CreatedDate": document.versions[document.default].created_at, "Owner": document.owner,
-            "PlatformTypes": ["Linux"], "DocumentVersion": str(document.default), "DocumentType": document.type, "SchemaVersion": "2.2",
-            "DocumentFormat": document.versions[document.default].format, "Tags": document.tags,
+            "Name": document.name,
+            "CreatedDate": document.versions[document.default].created_at,
+            "Owner": document.owner,
+            "PlatformTypes": ["Linux"],
+            "DocumentVersion": str(document.default),
+            "DocumentType": document.type,
+            "SchemaVersion": "2.2",
+            "DocumentFormat": document.versions[document.default].format,
+            "Tags": document.tags,
         }
         for document in page
-    ]  # fmt: skip
+    ]
     return {"DocumentIdentifiers": shown, **token}
 
 
@@ -172,29 +181,51 @@ def _list_versions(region: Region, store: DocumentStore, commands: Commands, giv
     page, token = _page(given, [document.versions[number] for number in sorted(document.versions, reverse=True)], 50)
     shown = [
         {
-            "Name": document.name, "DocumentVersion": str(version.number), "CreatedDate": version.created_at,
-            "IsDefaultVersion": version.number == document.default, "DocumentFormat": version.format, "Status": "Active",
+            "Name": document.name,
+            "DocumentVersion": str(version.number),
+            "CreatedDate": version.created_at,
+            "IsDefaultVersion": version.number == document.default,
+            "DocumentFormat": version.format,
+            "Status": "Active",
         }
         for version in page
-    ]  # fmt: skip
+    ]
     return {"DocumentVersions": shown, **token}
 
 
 def _described(document: Document, version: Version) -> dict[str, Any]:
     parameters = [
         {
-            "Name": name, "Type": spec["type"], "Description": spec.get("description", ""),
-            **({"DefaultValue": spec["default"] if isinstance(spec["default"], str) else json.dumps(spec["default"])} if "default" in spec else {}),
+            "Name": name,
+            "Type": spec["type"],
+            "Description": spec.get("description", ""),
+            **({"DefaultValue": _text(spec["default"])} if "default" in spec else {}),
         }
         for name, spec in (version.parsed.get("parameters") or {}).items()
-    ]  # fmt: skip
+    ]
     return {
-        "Hash": version.hash, "HashType": "Sha256", "Name": document.name, "Owner": document.owner, "CreatedDate": version.created_at,
-        "Status": "Active", "DocumentVersion": str(version.number), "Description": version.parsed.get("description", ""),
-        "Parameters": parameters, "PlatformTypes": ["Linux"], "DocumentType": document.type, "SchemaVersion": "2.2",
-        "LatestVersion": str(document.latest), "DefaultVersion": str(document.default), "DocumentFormat": version.format,
-        "Tags": document.tags, **({"TargetType": document.target_type} if document.target_type else {}),
-    }  # fmt: skip
+        "Hash": version.hash,
+        "HashType": "Sha256",
+        "Name": document.name,
+        "Owner": document.owner,
+        "CreatedDate": version.created_at,
+        "Status": "Active",
+        "DocumentVersion": str(version.number),
+        "Description": version.parsed.get("description", ""),
+        "Parameters": parameters,
+        "PlatformTypes": ["Linux"],
+        "DocumentType": document.type,
+        "SchemaVersion": "2.2",
+        "LatestVersion": str(document.latest),
+        "DefaultVersion": str(document.default),
+        "DocumentFormat": version.format,
+        "Tags": document.tags,
+        **({"TargetType": document.target_type} if document.target_type else {}),
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 # -- commands --------------------------------------------------------------------------------------------------------------
@@ -216,6 +247,7 @@ def _get_invocation(region: Region, store: DocumentStore, commands: Commands, gi
     if plugin and plugin not in names:
         raise ApiError("InvalidPluginName", f"The plugin name {plugin} is not valid.")
     outcomes = [outcome for outcome in invocation.outcomes if plugin in (None, outcome.step)] if invocation.over else []
+    started, ended = invocation.started_at, invocation.ended_at
     result: dict[str, Any] = {
         "CommandId": command.command_id,
         "InstanceId": invocation.instance_id,
@@ -224,11 +256,9 @@ def _get_invocation(region: Region, store: DocumentStore, commands: Commands, gi
         "DocumentVersion": str(command.version.number),
         "PluginName": plugin or (names[0] if len(names) == 1 else ""),
         "ResponseCode": invocation.exit_code,
-        "ExecutionStartDateTime": iso(invocation.started_at) if invocation.started_at else "",
-        "ExecutionElapsedTime": f"PT{invocation.ended_at - invocation.started_at:.3f}S"
-        if invocation.started_at and invocation.ended_at
-        else "",
-        "ExecutionEndDateTime": iso(invocation.ended_at) if invocation.started_at and invocation.ended_at else "",
+        "ExecutionStartDateTime": iso(started) if started else "",
+        "ExecutionElapsedTime": f"PT{ended - started:.3f}S" if started and ended else "",
+        "ExecutionEndDateTime": iso(ended) if started and ended else "",
         "Status": invocation.status,
         "StatusDetails": invocation.details,
         "StandardOutputContent": cut("".join(one.stdout for one in outcomes), STDOUT_CHARS, CUT_STDOUT),
@@ -242,16 +272,16 @@ def _get_invocation(region: Region, store: DocumentStore, commands: Commands, gi
 
 def _stderr(outcomes: list[Outcome]) -> str:
     """What a step wrote, and what the agent adds about a script that failed."""
-    return "".join(
-        one.stderr + (f"failed to run commands: exit status {one.exit_code}" if one.exit_code else "") for one in outcomes
-    )
+    return "".join(one.stderr + (f"failed to run commands: exit status {one.exit_code}" if one.exit_code else "") for one in outcomes)
 
 
 def _list_commands(region: Region, store: DocumentStore, commands: Commands, given: Mapping[str, Any]) -> Mapping[str, Any]:
     found = [
-        command for command in commands.list()
-        if given.get("CommandId") in (None, command.command_id) and (not given.get("InstanceId") or given["InstanceId"] in command.invocations)
-    ]  # fmt: skip
+        command
+        for command in commands.visible()
+        if given.get("CommandId") in (None, command.command_id)
+        and (not given.get("InstanceId") or given["InstanceId"] in command.invocations)
+    ]
     found = [command for command in found if _passes(given, command, command.status)]
     page, token = _page(given, found, 50)
     return {"Commands": [_command(commands, command) for command in page], **token}
@@ -261,12 +291,19 @@ def _list_invocations(region: Region, store: DocumentStore, commands: Commands, 
     if given.get("CommandId"):
         commands.command(given["CommandId"])
     found = [
-        invocation for command in commands.list() for invocation in command.invocations.values()
-        if given.get("CommandId") in (None, command.command_id) and given.get("InstanceId") in (None, invocation.instance_id)
+        invocation
+        for command in commands.visible()
+        for invocation in command.invocations.values()
+        if given.get("CommandId") in (None, command.command_id)
+        and given.get("InstanceId") in (None, invocation.instance_id)
         and _passes(given, command, invocation.status)
-    ]  # fmt: skip
+    ]
     page, token = _page(given, found, 50)
     return {"CommandInvocations": [_invocation(invocation, bool(given.get("Details"))) for invocation in page], **token}
+
+
+def _both(outcome: Outcome) -> str:
+    return outcome.stdout + (f"\n----------ERROR-------\n{outcome.stderr}" if outcome.stderr else "")
 
 
 def _passes(given: Mapping[str, Any], command: Command, status: str) -> bool:
@@ -292,37 +329,63 @@ def _passes(given: Mapping[str, Any], command: Command, status: str) -> bool:
 def _command(commands: Commands, command: Command) -> dict[str, Any]:
     states = [invocation.status for invocation in command.invocations.values()]
     return {
-        "CommandId": command.command_id, "DocumentName": command.document.name, "DocumentVersion": str(command.version.number),
-        "Comment": command.comment, "ExpiresAfter": commands.expires_at(command), "Parameters": command.parameters,
-        "InstanceIds": [] if command.targets else list(command.invocations), "Targets": command.targets,
-        "RequestedDateTime": command.requested_at, "Status": command.status, "StatusDetails": command.details,
-        "OutputS3BucketName": "", "OutputS3KeyPrefix": "", "MaxConcurrency": command.max_concurrency, "MaxErrors": command.max_errors,
-        "TargetCount": len(states), "CompletedCount": sum(state in ("Success", "Failed", "TimedOut", "Cancelled") for state in states),
-        "ErrorCount": command.errors, "DeliveryTimedOutCount": sum(one.details == "Delivery Timed Out" for one in command.invocations.values()),
-        "ServiceRole": "", "CloudWatchOutputConfig": {"CloudWatchLogGroupName": "", "CloudWatchOutputEnabled": False, **command.output},
+        "CommandId": command.command_id,
+        "DocumentName": command.document.name,
+        "DocumentVersion": str(command.version.number),
+        "Comment": command.comment,
+        "ExpiresAfter": commands.expires_at(command),
+        "Parameters": command.parameters,
+        "InstanceIds": [] if command.targets else list(command.invocations),
+        "Targets": command.targets,
+        "RequestedDateTime": command.requested_at,
+        "Status": command.status,
+        "StatusDetails": command.details,
+        "OutputS3BucketName": "",
+        "OutputS3KeyPrefix": "",
+        "MaxConcurrency": command.max_concurrency,
+        "MaxErrors": command.max_errors,
+        "TargetCount": len(states),
+        "CompletedCount": sum(state in ("Success", "Failed", "TimedOut", "Cancelled") for state in states),
+        "ErrorCount": command.errors,
+        "DeliveryTimedOutCount": sum(one.details == "Delivery Timed Out" for one in command.invocations.values()),
+        "ServiceRole": "",
+        "CloudWatchOutputConfig": {"CloudWatchLogGroupName": "", "CloudWatchOutputEnabled": False, **command.output},
         "TimeoutSeconds": command.timeout_s,
-    }  # fmt: skip
+    }
 
 
 def _invocation(invocation: Invocation, details: bool) -> dict[str, Any]:
     command = invocation.command
     plugins = [
         {
-            "Name": outcome.step, "Status": "TimedOut" if outcome.timed_out else "Failed" if outcome.exit_code else "Success",
+            "Name": outcome.step,
+            "Status": "TimedOut" if outcome.timed_out else "Failed" if outcome.exit_code else "Success",
             "StatusDetails": "Execution Timed Out" if outcome.timed_out else "Failed" if outcome.exit_code else "Success",
-            "ResponseCode": outcome.exit_code, "ResponseStartDateTime": outcome.started_at, "ResponseFinishDateTime": outcome.ended_at,
-            "Output": cut(outcome.stdout + (f"\n----------ERROR-------\n{outcome.stderr}" if outcome.stderr else ""), PLUGIN_CHARS, CUT_STDOUT),
-            "StandardOutputUrl": "", "StandardErrorUrl": "",
+            "ResponseCode": outcome.exit_code,
+            "ResponseStartDateTime": outcome.started_at,
+            "ResponseFinishDateTime": outcome.ended_at,
+            "Output": cut(_both(outcome), PLUGIN_CHARS, CUT_STDOUT),
+            "StandardOutputUrl": "",
+            "StandardErrorUrl": "",
         }
         for outcome in invocation.outcomes
-    ]  # fmt: skip
+    ]
     return {
-        "CommandId": command.command_id, "InstanceId": invocation.instance_id, "InstanceName": "", "Comment": command.comment,
-        "DocumentName": command.document.name, "DocumentVersion": str(command.version.number), "RequestedDateTime": command.requested_at,
-        "Status": invocation.status, "StatusDetails": invocation.details, "StandardOutputUrl": "", "StandardErrorUrl": "",
-        "CommandPlugins": plugins if details and invocation.over else [], "ServiceRole": "",
+        "CommandId": command.command_id,
+        "InstanceId": invocation.instance_id,
+        "InstanceName": "",
+        "Comment": command.comment,
+        "DocumentName": command.document.name,
+        "DocumentVersion": str(command.version.number),
+        "RequestedDateTime": command.requested_at,
+        "Status": invocation.status,
+        "StatusDetails": invocation.details,
+        "StandardOutputUrl": "",
+        "StandardErrorUrl": "",
+        "CommandPlugins": plugins if details and invocation.over else [],
+        "ServiceRole": "",
         "CloudWatchOutputConfig": {"CloudWatchLogGroupName": "", "CloudWatchOutputEnabled": False, **command.output},
-    }  # fmt: skip
+    }
 
 
 def _describe_information(region: Region, store: DocumentStore, commands: Commands, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -330,14 +393,22 @@ def _describe_information(region: Region, store: DocumentStore, commands: Comman
     found = [] if fleet is None else [one for one in list(fleet.instances.values()) if one.agent_registered and one.alive]
     shown = [
         {
-            "InstanceId": one.instance_id, "PingStatus": "Online" if one.agent_online else "ConnectionLost",
-            "LastPingDateTime": fleet.timers.now() if one.agent_online else one.agent_online_at, "AgentVersion": one.agent_version,
-            "IsLatestVersion": True, "PlatformType": "Linux", "PlatformName": "Amazon Linux", "PlatformVersion": "2023",
-            "ResourceType": "EC2Instance", "IPAddress": one.address, "ComputerName": f"ip-{one.address.replace('.', '-')}.ec2.internal",
-            "SourceId": one.instance_id, "SourceType": "AWS::EC2::Instance",
+            "InstanceId": one.instance_id,
+            "PingStatus": "Online" if one.agent_online else "ConnectionLost",
+            "LastPingDateTime": fleet.timers.now() if one.agent_online else one.agent_online_at,
+            "AgentVersion": one.agent_version,
+            "IsLatestVersion": True,
+            "PlatformType": "Linux",
+            "PlatformName": "Amazon Linux",
+            "PlatformVersion": "2023",
+            "ResourceType": "EC2Instance",
+            "IPAddress": one.address,
+            "ComputerName": f"ip-{one.address.replace('.', '-')}.ec2.internal",
+            "SourceId": one.instance_id,
+            "SourceType": "AWS::EC2::Instance",
         }
         for one in found
-    ]  # fmt: skip
+    ]
     filters = [(one["Key"], one["Values"]) for one in given.get("Filters") or []]
     filters += [(one["key"], one["valueSet"]) for one in given.get("InstanceInformationFilterList") or []]
     for key, values in filters:

@@ -1,17 +1,19 @@
 """kube-apiserver stand-in: tenants, nodes, pods, services, leases over a real etcd.
 
-Objects live in etcd under /registry/<kind>/… as JSON. A new Node gets the not-ready taint, as a real Arktos API server adds it.
+Objects live in etcd under /registry/<kind>/… as JSON. As in Arktos: a path with /tenants/<name>/ means that tenant, one without
+means tenant system, a list without both means all tenants; a pod or service of a tenant that does not exist is refused; a new Node
+gets the not-ready taint. There is no watch: the stand-ins list every few tenths of a second.
 """
 
 from __future__ import annotations
 
 import base64
+import http.client
+import ipaddress
 import json
 import re
 import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -35,24 +37,39 @@ PATH = re.compile(
 
 
 class Etcd:
-    """The JSON gateway of one etcd endpoint."""
+    """The JSON gateway of one etcd endpoint, over a kept connection per thread."""
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._address = urlsplit(url).netloc
+        self._local = threading.local()
 
-    def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        request = urllib.request.Request(
-            self._url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"}
-        )
-        with self._opener.open(request, timeout=5) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
+    def call(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The answer as JSON. Raises OSError when etcd does not answer or refuses."""
+        data = json.dumps(body).encode() if body is not None else None
+        for last in (False, True):
+            connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+            if connection is None:
+                connection = self._local.connection = http.client.HTTPConnection(self._address, timeout=5)
+            try:
+                connection.request("POST" if data else "GET", path, body=data, headers={"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                raw = answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                self._local.connection = None
+                if last or isinstance(error, TimeoutError):
+                    raise OSError(f"etcd {self._address}: {error}") from error
+                continue
+            if answer.status != 200:
+                raise OSError(f"etcd {self._address}: HTTP {answer.status} {raw[:200]!r}")
+            found: dict[str, Any] = json.loads(raw)
             return found
+        raise OSError(self._address)
 
     def health(self) -> bool:
+        """Whether etcd says that it is healthy: it has a leader and serves linearizable reads."""
         try:
-            with self._opener.open(self._url + "/health", timeout=2) as answer:
-                return bool(json.loads(answer.read()).get("health") in ("true", True))
+            return self.call("/health").get("health") in ("true", True)
         except (OSError, ValueError):
             return False
 
@@ -91,17 +108,24 @@ class Store:
 
     @staticmethod
     def prefix(kind: str, tenant: str | None, namespace: str | None) -> str:
-        if kind in ("nodes", "tenants"):
-            return f"/registry/{kind}/"
-        return f"/registry/{kind}/{tenant}/{namespace}/" if namespace else f"/registry/{kind}/{tenant}/"
+        """Where the objects of a kind are: of a namespace, of a tenant (namespace None), or of all tenants (tenant None)."""
+        parts = [] if kind in ("nodes", "tenants") else [part for part in (tenant, namespace) if part]
+        return "/".join(["/registry", kind, *parts, ""])
+
+    def known_tenant(self, tenant: str) -> bool:
+        """Whether the tenant exists; system always does."""
+        return tenant == "system" or self.etcd.get(self.prefix("tenants", None, None) + tenant) is not None
 
     def create(self, kind: str, tenant: str, namespace: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         name = body.get("metadata", {}).get("name")
         if not name:
             return 422, _status(422, "metadata.name is missing")
+        if kind in ("pods", "services") and not self.known_tenant(tenant):
+            return 404, _status(404, f"tenants {tenant} not found")
         made = {**body, "kind": COLLECTIONS[kind]}
         made["metadata"] = {
             **body["metadata"],
+            **({} if kind in ("nodes", "tenants") else {"tenant": tenant, "namespace": namespace}),
             "uid": str(uuid.uuid4()),
             "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
@@ -122,8 +146,6 @@ class Store:
         return _versioned(*found) if found else {}
 
     def _cluster_ip(self) -> str:
-        import ipaddress
-
         taken = {o["spec"].get("clusterIP") for o, _ in self.etcd.list("/registry/services/")}
         network = ipaddress.ip_network(self._service_cidr or "127.0.0.0/24")
         return next(str(a) for n, a in enumerate(network.hosts()) if n >= 9 and str(a) not in taken)
@@ -159,6 +181,8 @@ class Handler(BaseHTTPRequestHandler):
     """One request of the API."""
 
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet
+    disable_nagle_algorithm = True
     store: Store
 
     def log_message(self, *_: Any) -> None:
@@ -180,8 +204,8 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(*self._serve(body))
         except ValueError as error:
             self._answer(400, _status(400, str(error)))
-        except (OSError, urllib.error.URLError) as error:
-            self._answer(500, _status(500, f"etcd: {error}"))
+        except OSError as error:
+            self._answer(500, _status(500, str(error)))
 
     do_GET = do_POST = do_PUT = do_DELETE = _handle
 
@@ -199,7 +223,6 @@ class Handler(BaseHTTPRequestHandler):
                 return self.store.create(kind, tenant, namespace or "default", body)
             query = parse_qs(url.query)
             prefix = Store.prefix(kind, found["tenant"] or ("system" if namespace else None), namespace)
-            prefix = prefix.replace("/None/", "/")
             items = [_versioned(*pair) for pair in self.store.etcd.list(prefix)]
             return 200, {"kind": COLLECTIONS[kind] + "List", "items": [i for i in items if _selected(i, query)]}
         key = Store.prefix(kind, tenant, namespace or "default") + name
@@ -215,6 +238,8 @@ class Handler(BaseHTTPRequestHandler):
                 return 409, _status(409, f"uid is {value['metadata']['uid']}")
             return (200, _versioned(value, revision)) if self.store.etcd.delete(key, revision) else (409, _status(409, "changed"))
         if sub == "/binding":
+            if value.get("spec", {}).get("nodeName"):
+                return 409, _status(409, f"pod {name} is bound already")
             changed = {**value, "spec": {**value.get("spec", {}), "nodeName": body["target"]["name"]}}
         elif sub == "/status":
             changed = {**value, "status": body.get("status", {})}

@@ -5,14 +5,17 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+from lab.fleet.names import Resolver
+
 ROOT = Path(os.environ.get("AUTOJOIN_ROOT", "/"))
+_names = Resolver(ROOT)
 
 
 def log(*words: object) -> None:
@@ -42,12 +45,10 @@ def own_address() -> str:
 
 def resolve(name: str) -> str:
     """The address of a name, as the node sees it. Raises OSError if there is none."""
-    if name.replace(".", "").isdigit():
-        return name
-    names = json.loads((ROOT / "run/lab/hosts.json").read_text()).get("names", {})
-    if not names.get(name):
+    found = _names.resolve(name)
+    if not found:
         raise OSError(f"no such name: {name}")
-    return str(names[name][0])
+    return found[0]
 
 
 def server_of(kubeconfig: str) -> str:
@@ -80,7 +81,7 @@ class Api:
                     return answer.status, json.loads(raw)
                 except ValueError:
                     return answer.status, raw.decode(errors="replace")
-            except (http.client.HTTPException, ConnectionError, socket.timeout) as error:
+            except (TimeoutError, http.client.HTTPException, ConnectionError) as error:
                 if self._connection is not None:
                     self._connection.close()
                 self._connection = None

@@ -13,7 +13,7 @@ from typing import Any
 from client import Api, fatal, log, parse_flags, server_of
 
 POLL_S = 0.4
-GRACE_S = 6.0
+GRACE_S = 10.0
 """A Node whose lease is older is not ready (40 s in life)."""
 COLLECT_S = 2.0
 """Between two rounds of the pod collector (20 s in life)."""
@@ -140,10 +140,11 @@ class TpControllerManager(_WithResourceProviders):
             )
             path = _path("endpoints", service)
             meta = {k: service["metadata"][k] for k in ("name", "namespace", "tenant") if k in service["metadata"]}
+            subsets = [{"addresses": [{"ip": address} for address in addresses]}] if addresses else []
             if path not in known:
-                self._own.call("POST", path.rpartition("/")[0], {"metadata": meta, "addresses": addresses})
-            elif known[path].get("addresses") != addresses:
-                self._own.call("PUT", path, {"metadata": meta, "addresses": addresses})
+                self._own.call("POST", path.rpartition("/")[0], {"metadata": meta, "subsets": subsets})
+            elif known[path].get("subsets") != subsets:
+                self._own.call("PUT", path, {"metadata": meta, "subsets": subsets})
 
 
 class Scheduler(_WithResourceProviders):
@@ -166,7 +167,7 @@ class Scheduler(_WithResourceProviders):
         load: dict[str, int] = {}
         for pod in pods:
             load[pod.get("spec", {}).get("nodeName", "")] = load.get(pod.get("spec", {}).get("nodeName", ""), 0) + 1
-        nodes = [n for n in self._nodes() if _ready(n) and not n["spec"].get("taints")]
+        nodes = [n for n in self._nodes() if _ready(n) and not n["spec"].get("taints") and not n["spec"].get("unschedulable")]
         for pod in pending:
             wanted = (pod.get("spec", {}).get("nodeSelector") or {}).items()
             fit = [n["metadata"]["name"] for n in nodes if wanted <= (n["metadata"].get("labels") or {}).items()]

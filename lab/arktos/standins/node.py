@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -16,6 +17,7 @@ from client import ROOT, Api, fatal, log, now, own_address, parse_flags, server_
 
 POLL_S = 0.4
 LEASE_S = 1.5
+STATUS_S = 5.0
 
 
 class PodServer:
@@ -27,7 +29,9 @@ class PodServer:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """End it; connections that are open may finish."""
+        """End it; connections that are open may finish. The address is free again at once."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _serve(self) -> None:
@@ -71,7 +75,7 @@ def unreachable(source: str, cidr: str) -> str | None:
             routes = json.loads((other / "run/lab/net.json").read_text())["routes"]
         except (OSError, ValueError, NotADirectoryError):
             continue
-        if not any(r["dst"] == cidr and r.get("via") == own_address() for r in routes):
+        if not any(r["dst"] == cidr and (r.get("via") == own_address() or r["dev"] == "flannel.1") for r in routes):
             return f"{source} has no route to {cidr} by {own_address()}"
     return None
 
@@ -92,7 +96,8 @@ class Kubelet:
             fatal(f"client CA file {flags['client-ca-file']} is missing")
         self._pods: dict[str, PodServer] = {}
         self._addresses: dict[str, str] = {}
-        self._leased = 0.0
+        self._last = 0
+        self._leased = self._told = 0.0
         self._ready: bool | None = None
 
     def run(self) -> None:
@@ -124,7 +129,7 @@ class Kubelet:
         return status in (201, 409)
 
     def _status(self) -> dict[str, Any]:
-        ready = (ROOT / "etc/cni/net.d/10-flannel.conflist").exists()
+        ready = any((ROOT / "etc/cni/net.d").glob("*.conf*"))
         condition = {"type": "Ready", "status": "True" if ready else "False", "lastHeartbeatTime": now()}
         if not ready:
             condition["reason"] = "NetworkPluginNotReady"
@@ -143,10 +148,12 @@ class Kubelet:
             self._own.call("POST", path, lease)
         status = self._status()
         ready = status["conditions"][0]["status"] == "True"
-        if ready != self._ready or int(time.time()) % 5 == 0:
-            if self._own.call("PUT", f"/api/v1/nodes/{self.name}/status", {"status": status})[0] == 404:
+        if ready != self._ready or time.monotonic() - self._told > STATUS_S:
+            code = self._own.call("PUT", f"/api/v1/nodes/{self.name}/status", {"status": status})[0]
+            if code == 404:
                 log("E the Node is gone; a kubelet registers only at its start")
-            self._ready = ready
+            if code in (200, 404):
+                self._ready, self._told = ready, time.monotonic()
 
     def _sync_pods(self) -> None:
         code, node = self._own.call("GET", f"/api/v1/nodes/{self.name}")
@@ -170,30 +177,61 @@ class Kubelet:
 
     def _start(self, tenant: Api, pod: dict[str, Any], cidr: str) -> None:
         meta = pod["metadata"]
-        hosts = ipaddress.ip_network(cidr).hosts()
-        taken = set(self._addresses.values())
-        address = next(str(a) for n, a in enumerate(hosts) if n >= 1 and str(a) not in taken)
+        network = ipaddress.IPv4Network(cidr)
+        why = self._bridge(network)
+        base = f"/api/v1/tenants/{meta.get('tenant', 'system')}/namespaces/{meta.get('namespace', 'default')}/pods/{meta['name']}"
+        if why:
+            if pod.get("status", {}).get("conditions", [{}])[0].get("message") != why:
+                condition = {"type": "Ready", "status": "False", "reason": "ContainerCreating", "message": why}
+                tenant.call("PUT", f"{base}/status", {"status": {"phase": "Pending", "conditions": [condition]}})
+                log("E pod", meta["name"], why)
+            return
+        address = self._free(network)
         try:
             self._pods[meta["uid"]] = PodServer(meta["name"], self.name, address, cidr)
         except OSError as error:
             log("E pod", meta["name"], error)
             return
         self._addresses[meta["uid"]] = address
-        base = f"/api/v1/tenants/{meta.get('tenant', 'system')}/namespaces/{meta.get('namespace', 'default')}/pods/{meta['name']}"
         tenant.call("PUT", f"{base}/status", {"status": {"phase": "Running", "podIP": address, "hostIP": self._address}})
         log("pod", meta["name"], address)
 
+    def _free(self, network: ipaddress.IPv4Network) -> str:
+        """The next address, round and round as host-local does; .1 is the bridge's own."""
+        taken = set(self._addresses.values())
+        while True:
+            self._last = self._last % (network.num_addresses - 3) + 1
+            address = str(network[self._last + 1])
+            if address not in taken:
+                return address
+
+    @staticmethod
+    def _bridge(network: ipaddress.IPv4Network) -> str | None:
+        """Make cni0 for the node's range; why pods cannot be attached if it is there with another address, as in life."""
+        wanted = f"{network[1]}/{network.prefixlen}"
+        found = json.loads((ROOT / "run/lab/net.json").read_text())["links"].get("cni0")
+        if found is None:
+            for words in (["link", "add", "cni0", "type", "bridge"], ["addr", "add", wanted, "dev", "cni0"]):
+                subprocess.run(["ip", *words], check=False)
+            return None
+        return None if found == [wanted] else f'failed to set bridge addr: "cni0" already has an IP address different from {wanted}'
+
 
 class Flanneld:
-    """host-gw: a route to each other node's pods, by `ip`; what the kernel refuses is logged and tried again."""
+    """A route to each other node's pods, by `ip`; what the kernel refuses is logged and tried again, and nothing else fails.
+
+    host-gw routes through the other node's address; vxlan through flannel.1, but directly inside the subnet (DirectRouting).
+    """
 
     def __init__(self, flags: dict[str, str]) -> None:
         self._api = Api(flags["kube-api-url"])
         self._name = os.environ["NODE_NAME"]
         self._net = json.loads(Path(flags["net-config-path"]).read_text())
         self._subnet_file = Path(flags["subnet-file"])
+        self._backend = self._net.get("Backend", {})
         self._told: dict[str, float] = {}
         self._routes: set[tuple[str, str]] = set()
+        self._written = ""
 
     def run(self) -> None:
         """Until killed."""
@@ -210,7 +248,8 @@ class Flanneld:
         cidr = own.get("spec", {}).get("podCIDR") if own else None
         if not cidr:
             return
-        if not self._subnet_file.exists():
+        if self._written != cidr:
+            self._written = cidr
             network = ipaddress.ip_network(cidr)
             lines = [
                 f"FLANNEL_NETWORK={self._net['Network']}",
@@ -230,9 +269,7 @@ class Flanneld:
             if node["metadata"]["name"] != self._name and other and addresses:
                 wanted.add((other, addresses[0]))
         for destination, via in wanted - self._routes:
-            done = subprocess.run(
-                ["ip", "-4", "route", "replace", destination, "via", via, "dev", "ens5"], capture_output=True, text=True
-            )
+            done = subprocess.run(["ip", "-4", "route", "replace", destination, *self._hop(via)], capture_output=True, text=True)
             if done.returncode == 0:
                 self._routes.add((destination, via))
                 log("route", destination, via)
@@ -242,6 +279,16 @@ class Flanneld:
         for destination, via in self._routes - wanted:
             subprocess.run(["ip", "-4", "route", "del", destination], capture_output=True)
             self._routes.discard((destination, via))
+
+    def _hop(self, via: str) -> list[str]:
+        """What `ip route` is told of the way to a node."""
+        net = json.loads((ROOT / "run/lab/net.json").read_text())
+        beside = ipaddress.ip_address(via) in ipaddress.ip_interface(f"{net['address']}/{net['prefix']}").network
+        if self._backend.get("Type") == "host-gw" or (self._backend.get("DirectRouting") and beside):
+            return ["via", via, "dev", "ens5"]
+        if "flannel.1" not in net["links"]:
+            subprocess.run(["ip", "link", "add", "flannel.1", "type", "vxlan", "id", "1"], check=False)
+        return ["dev", "flannel.1"]
 
 
 class KubeProxy:
@@ -269,9 +316,14 @@ class KubeProxy:
     def _sync(self) -> None:
         backends: dict[tuple[str, int], list[tuple[str, int]]] = {}
         for tenant in self._tenants:
-            endpoints = {_key(e): e for e in tenant.items("/api/v1/endpoints")}
-            for service in tenant.items("/api/v1/services"):
-                found = endpoints.get(_key(service), {}).get("addresses", [])
+            try:
+                endpoints = {_key(e): e for e in tenant.items("/api/v1/endpoints")}
+                services = tenant.items("/api/v1/services")
+            except OSError as error:
+                log("E", error)  # services of a TP that does not answer vanish
+                continue
+            for service in services:
+                found = [a["ip"] for s in endpoints.get(_key(service), {}).get("subsets", []) for a in s["addresses"]]
                 for port in service["spec"].get("ports", []):
                     target = int(port.get("targetPort", port["port"]))
                     backends[(service["spec"]["clusterIP"], int(port["port"]))] = [(a, target) for a in found]
@@ -319,4 +371,9 @@ def _key(item: dict[str, Any]) -> tuple[str, str, str]:
 def main(process: str, argv: list[str]) -> None:
     """Run one of kubelet, kube-proxy, flanneld."""
     flags = parse_flags(argv)
-    {"kubelet": Kubelet, "kube-proxy": KubeProxy, "flanneld": Flanneld}[process](flags).run()
+    if process == "kubelet":
+        Kubelet(flags).run()
+    elif process == "kube-proxy":
+        KubeProxy(flags).run()
+    else:
+        Flanneld(flags).run()

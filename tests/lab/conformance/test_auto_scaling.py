@@ -158,9 +158,7 @@ def test_one_instance_is_terminated_through_its_group(world: World) -> None:
     group = world.group("single", desired=1)
     instance_id = world.member_in(group, "InService")
 
-    activity = world.asg.terminate_instance_in_auto_scaling_group(InstanceId=instance_id, ShouldDecrementDesiredCapacity=True)[
-        "Activity"
-    ]
+    activity = world.asg.terminate_instance_in_auto_scaling_group(InstanceId=instance_id, ShouldDecrementDesiredCapacity=True)["Activity"]
     world.until(lambda: not world.members(group))
 
     assert activity["Description"] == f"Terminating EC2 instance: {instance_id}"
@@ -220,9 +218,7 @@ def test_hooks_show_their_global_time_out(world: World) -> None:
 def test_unknown_things_are_refused(world: World) -> None:
     group = world.group("strict")
 
-    assert "AutoScalingGroup name not found" in refused(
-        world.asg.set_desired_capacity, AutoScalingGroupName="nobody", DesiredCapacity=1
-    )
+    assert "AutoScalingGroup name not found" in refused(world.asg.set_desired_capacity, AutoScalingGroupName="nobody", DesiredCapacity=1)
     assert "launch template" in refused(
         world.asg.create_auto_scaling_group,
         AutoScalingGroupName="x",

@@ -56,10 +56,17 @@ def test_a_reference_to_a_secret_is_its_arn_and_to_a_profile_its_name(outputs: d
     assert outputs["ProfileRef"] == f"{STACK}-node"
 
 
-def test_reserved_concurrency_comes_from_the_template(region: Region, deploy: Callable[..., None], outputs: dict[str, str]) -> None:
-    answer = region.client("lambda").get_function_concurrency(FunctionName=f"{STACK}-greet")
+def test_concurrency_dead_letter_queue_and_vpc_of_a_function_come_from_the_template(
+    region: Region, outputs: dict[str, str]
+) -> None:
+    client = region.client("lambda")
 
-    assert answer["ReservedConcurrentExecutions"] in (5, 50)
+    function = client.get_function_configuration(FunctionName=f"{STACK}-greet")
+
+    assert client.get_function_concurrency(FunctionName=f"{STACK}-greet")["ReservedConcurrentExecutions"] == 50
+    assert function["DeadLetterConfig"]["TargetArn"].startswith("arn:aws:sqs:")
+    assert function["VpcConfig"]["SecurityGroupIds"] == [outputs["GroupId"]]
+    assert function["VpcConfig"]["VpcId"].startswith("vpc-")
 
 
 def test_a_rule_of_its_own_lets_the_members_of_a_group_speak(region: Region, outputs: dict[str, str]) -> None:

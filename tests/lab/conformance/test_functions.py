@@ -148,8 +148,6 @@ def test_reserved_concurrency_throttles_instead_of_waiting(region: Region, invok
 
 
 def test_more_calls_than_slots_wait_and_all_succeed_in_no_more_environments_than_slots(region: Region, invoke: Invoke) -> None:
-    client = region.client("lambda")
-    client.put_function_concurrency(FunctionName=f"{STACK}-greet", ReservedConcurrentExecutions=50)
     pids: list[int] = []
 
     def call() -> None:

@@ -126,8 +126,7 @@ def test_the_source_destination_check_is_switched_and_the_node_knows(world: Worl
     assert world.ec2.describe_instance_attribute(InstanceId=node, Attribute="sourceDestCheck")["SourceDestCheck"]["Value"] is False
     assert node in found(world, ("source-dest-check", "false"))
     assert (
-        refused(world.ec2.modify_instance_attribute, InstanceId=node, InstanceType={"Value": "m5.large"})
-        == "InvalidParameterCombination"
+        refused(world.ec2.modify_instance_attribute, InstanceId=node, InstanceType={"Value": "m5.large"}) == "InvalidParameterCombination"
     )
 
 
@@ -141,10 +140,7 @@ def test_a_fault_can_make_the_check_stick(world: World) -> None:
     world.ec2.modify_instance_attribute(InstanceId=instance_id, SourceDestCheck={"Value": False})
     world.fleet.interceptors.remove(stuck)
 
-    assert (
-        world.ec2.describe_instance_attribute(InstanceId=instance_id, Attribute="sourceDestCheck")["SourceDestCheck"]["Value"]
-        is True
-    )
+    assert world.ec2.describe_instance_attribute(InstanceId=instance_id, Attribute="sourceDestCheck")["SourceDestCheck"]["Value"] is True
 
 
 def test_the_environment_of_a_node_is_exactly_this(world: World, node: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,19 +197,15 @@ def test_names_of_the_private_zone_resolve_for_curl(world: World, node: str) -> 
     address = world.fleet.instances[node].address
     route53 = world.region.client("route53")
     zone = f"{world.tag}.arktos.internal"
-    zone_id = route53.create_hosted_zone(
-        Name=zone, CallerReference=world.tag, VPC={"VPCId": world.vpc_id, "VPCRegion": "us-east-1"}
-    )["HostedZone"]["Id"]
+    zone_id = route53.create_hosted_zone(Name=zone, CallerReference=world.tag, VPC={"VPCId": world.vpc_id, "VPCRegion": "us-east-1"})[
+        "HostedZone"
+    ]["Id"]
     unit = world.fleet.instances[node].root / "etc/systemd/system/web.service"
-    unit.write_text(
-        f"[Service]\nExecStart={sys.executable} -m http.server --bind {address} --directory ${{AUTOJOIN_ROOT}}/etc 8080\n"
-    )
+    unit.write_text(f"[Service]\nExecStart={sys.executable} -m http.server --bind {address} --directory ${{AUTOJOIN_ROOT}}/etc 8080\n")
     shell(world, node, "systemctl start web")
 
     record = {"Name": f"api.{zone}", "Type": "A", "TTL": 30, "ResourceRecords": [{"Value": address}]}
-    route53.change_resource_record_sets(
-        HostedZoneId=zone_id, ChangeBatch={"Changes": [{"Action": "CREATE", "ResourceRecordSet": record}]}
-    )
+    route53.change_resource_record_sets(HostedZoneId=zone_id, ChangeBatch={"Changes": [{"Action": "CREATE", "ResourceRecordSet": record}]})
 
     world.until(lambda: shell(world, node, f"curl -sSf http://api.{zone}:8080/")[0] == 0)
     seen = world.fleet.instances[node].root / "var/log/web.log"

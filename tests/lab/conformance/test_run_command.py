@@ -45,9 +45,7 @@ def document(world: World) -> Callable[..., str]:
                 }
             ],
         }  # fmt: skip
-        world.ssm.create_document(
-            Name=f"{name}-{world.tag}", Content=json.dumps(content), DocumentType="Command", DocumentFormat="JSON"
-        )
+        world.ssm.create_document(Name=f"{name}-{world.tag}", Content=json.dumps(content), DocumentType="Command", DocumentFormat="JSON")
         return f"{name}-{world.tag}"
 
     return make
@@ -77,9 +75,7 @@ def refused(call: Any, **given: Any) -> str:
     return str(caught.value.response["Error"]["Code"])
 
 
-def test_a_script_runs_on_the_node_with_its_parameters_in_the_environment(
-    world: World, node: str, document: Callable[..., str]
-) -> None:
+def test_a_script_runs_on_the_node_with_its_parameters_in_the_environment(world: World, node: str, document: Callable[..., str]) -> None:
     name = document(
         "greet", 'set -euo pipefail\necho "$SSM_Who {{ Who }} ${BASH_VERSION:+bash}"\nhello\necho "to stderr" >&2',
         Who={"type": "String", "allowedPattern": "^[a-z$;() ]+$", "interpolationType": "ENV_VAR"},
@@ -167,16 +163,12 @@ def test_a_command_waits_for_an_agent_that_comes_back(world: World, node: str, d
     assert ended(world, command, node)["StandardOutputContent"] == "late\n"
 
 
-def test_invocations_are_found_by_instance_and_document_with_their_comment(
-    world: World, node: str, document: Callable[..., str]
-) -> None:
+def test_invocations_are_found_by_instance_and_document_with_their_comment(world: World, node: str, document: Callable[..., str]) -> None:
     name = document("found", "true")
     command = send(world, name, node, Comment="name/step")
     ended(world, command, node)
 
-    listed = world.ssm.list_command_invocations(InstanceId=node, Filters=[{"key": "DocumentName", "value": name}])[
-        "CommandInvocations"
-    ]
+    listed = world.ssm.list_command_invocations(InstanceId=node, Filters=[{"key": "DocumentName", "value": name}])["CommandInvocations"]
 
     assert [(one["CommandId"], one["Comment"], one["Status"]) for one in listed] == [(command, "name/step", "Success")]
     assert [one["CommandId"] for one in world.ssm.list_commands(CommandId=command)["Commands"]] == [command]
@@ -239,16 +231,12 @@ def test_a_document_has_versions_and_a_hash(world: World, node: str, document: C
 
     assert described["Hash"] == hashlib.sha256(content.encode()).hexdigest()
     assert (old["StandardOutputContent"], new["StandardOutputContent"]) == ("one\n", "two\n")
-    assert (
-        refused(world.ssm.send_command, InstanceIds=[node], DocumentName=name, DocumentHash=described["Hash"]) == "InvalidDocument"
-    )
+    assert refused(world.ssm.send_command, InstanceIds=[node], DocumentName=name, DocumentHash=described["Hash"]) == "InvalidDocument"
     assert (
         refused(world.ssm.update_document, Name=name, Content=content.replace("echo one", "echo two"), DocumentVersion="$LATEST")
         == "DuplicateDocumentContent"
     )
-    own = world.ssm.list_documents(Filters=[{"Key": "Owner", "Values": ["Self"]}, {"Key": "Name", "Values": [name]}])[
-        "DocumentIdentifiers"
-    ]
+    own = world.ssm.list_documents(Filters=[{"Key": "Owner", "Values": ["Self"]}, {"Key": "Name", "Values": [name]}])["DocumentIdentifiers"]
     assert [one["Name"] for one in own] == [name]
     world.ssm.delete_document(Name=name)
     assert refused(world.ssm.send_command, InstanceIds=[node], DocumentName=name) == "InvalidDocument"

@@ -91,9 +91,7 @@ def refused(call: Callable[[], object]) -> str:
     ("exit_code", "timed_out", "expected"),
     [(0, False, ("Success", "Success")), (3, False, ("Failed", "Failed")), (137, True, ("TimedOut", "Execution Timed Out"))],
 )
-def test_success_is_exit_code_zero_and_nothing_more(
-    world: World, exit_code: int, timed_out: bool, expected: tuple[str, str]
-) -> None:
+def test_success_is_exit_code_zero_and_nothing_more(world: World, exit_code: int, timed_out: bool, expected: tuple[str, str]) -> None:
     command = world.send(Parameters={"Who": ["bob"]})
     world.clock.advance(1)
 
@@ -127,7 +125,8 @@ def test_an_old_agent_pastes_them(world: World) -> None:
 def test_parameters_that_do_not_fit_are_refused(world: World, parameters: dict[str, list[str]], said: str) -> None:
     answer = refused(lambda: world.send(Parameters=parameters))
 
-    assert answer.startswith("InvalidParameters") and said in answer
+    assert answer.startswith("InvalidParameters")
+    assert said in answer
 
 
 def test_only_managed_instances_are_targets(world: World) -> None:
@@ -259,4 +258,5 @@ def test_long_output_is_cut_at_its_end_and_says_so() -> None:
 def test_a_document_that_the_lab_cannot_run_is_refused_when_it_is_made(world: World, change: dict[str, Any], said: str) -> None:
     answer = refused(lambda: world.store.create("other", {**DOCUMENT, **change}))
 
-    assert answer.startswith("InvalidDocumentContent") and said in answer
+    assert answer.startswith("InvalidDocumentContent")
+    assert said in answer

@@ -270,9 +270,7 @@ def test_a_terminate_hook_holds_a_leaving_instance(world: World) -> None:
 
 
 @pytest.mark.parametrize(("policy", "state"), [(None, "Terminating:Proceed"), ("retain", "Terminating:Retained")])
-def test_abandon_at_termination_keeps_the_instance_only_where_the_group_retains(
-    world: World, policy: str | None, state: str
-) -> None:
+def test_abandon_at_termination_keeps_the_instance_only_where_the_group_retains(world: World, policy: str | None, state: str) -> None:
     more = {"InstanceLifecyclePolicy": {"RetentionTriggers": {"TerminateHookAbandon": policy}}} if policy else {}
     world.group(terminate_hook(), **more)
     world.run_all()

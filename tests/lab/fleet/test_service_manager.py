@@ -110,7 +110,8 @@ def test_a_program_that_is_not_there_fails_with_203(node: Node) -> None:
 def test_restart_on_failure_brings_it_back_and_a_clean_exit_does_not(node: Node) -> None:
     node.unit(
         "one",
-        f"Restart=on-failure\nRestartSec=50ms\nExecStart=/bin/sh -c 'test -e {node.root}/again && exec sleep 300; touch {node.root}/again; exit 1'",
+        "Restart=on-failure\nRestartSec=50ms\nWorkingDirectory=-/tmp\n"
+        f"ExecStart=/bin/sh -c 'cd {node.root}; test -e again && exec sleep 300; touch again; exit 1'",
     )
     node.unit("two", "Restart=on-failure\nExecStart=/bin/true")
 

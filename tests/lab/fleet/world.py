@@ -71,7 +71,9 @@ class World:
             **{
                 "AutoScalingGroupName": name, "MinSize": 0, "MaxSize": 5, "DesiredCapacity": desired,
                 "LaunchTemplate": {"LaunchTemplateName": self.template, "Version": "$Latest"}, "VPCZoneIdentifier": self.subnets[0],
-                "Tags": [{"Key": "team", "Value": "a", "PropagateAtLaunch": True}, {"Key": "own", "Value": "b", "PropagateAtLaunch": False}],
+                "Tags": [
+                    {"Key": "team", "Value": "a", "PropagateAtLaunch": True}, {"Key": "own", "Value": "b", "PropagateAtLaunch": False},
+                ],
                 **({"LifecycleHookSpecificationList": hooks} if hooks else {}), **more,
             }
         )  # fmt: skip

@@ -52,8 +52,9 @@ event may reach, and a whole clean-up. Held on the graph by the same test."""
 
 # -- events --------------------------------------------------------------------------------------------------------------
 RULE_EVENT_AGE_S = 60
-FUNCTION_EVENT_AGE_S = 60
-"""Age after which a lifecycle event is given up and dead-lettered; both together stay under the shortest hook."""
+FUNCTION_EVENT_AGE_S = 110
+"""Age after which a lifecycle event is given up and dead-lettered; both together stay under the shortest hook. A function's
+first retry comes after a minute (Lambda, asynchronous invocation), so a shorter age would allow none."""
 
 ORPHANED_S = RULE_EVENT_AGE_S + FUNCTION_EVENT_AGE_S + 3 * LONGEST_FUNCTION_S
 """After an execution's end, its lease may be taken by a new join: by then the finalizer has come or was lost for good."""
