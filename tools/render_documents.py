@@ -20,7 +20,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "documents" / "src"
 LIBRARY = "lib.sh"
-SOURCING = re.compile(r'^(# shellcheck source=lib\.sh\n)?\. "\$\(dirname "\$0"\)/lib\.sh"\n', re.MULTILINE)
+SOURCING = re.compile(r'^(# shellcheck source-path=SCRIPTDIR source=lib\.sh\n)?\. "\$\(dirname "\$0"\)/lib\.sh"\n', re.MULTILINE)
 PARAMETER = re.compile(r"^parameter .+$", re.MULTILINE)
 EXIT_CODE = re.compile(r"\[(\w+)\]=(\d+)")
 LONGEST = 64 * 1024

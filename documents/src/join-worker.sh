@@ -3,7 +3,7 @@
 #
 # Nothing is changed before every check has passed. A run that fails afterwards stops what it started, or, where the node
 # was serving before, puts the previous configuration back and leaves it serving.
-# shellcheck source=lib.sh
+# shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$(dirname "$0")/lib.sh"
 step=join-worker
 ((limit_s > 0)) || limit_s=240
@@ -42,6 +42,7 @@ undo() {
         [[ ! -f $previous/units/$unit.service ]] || cp -a "$previous/units/$unit.service" "$units/$unit.service"
       done
     fi
+    if [[ -f $config/10-flannel.conflist ]]; then cp "$config/10-flannel.conflist" "$conflist"; fi
     systemctl daemon-reload
     for unit in "${our_units[@]}"; do systemctl restart "$unit.service"; done
     undone='{"serving_again": true}'
@@ -245,6 +246,8 @@ if same_configuration && same_pod_network && all_active; then
 fi
 if [[ ${node[ready]} == True && $(unit_state arktos-kubelet) == active ]]; then serving=yes; fi
 
+# A Node keeps its pod CIDR for life: one outside the range can only be deleted, so nothing is begun.
+[[ -z ${node[pods]} ]] || pods_in_range "$PodCidr"
 keep_network=""
 if [[ -n $serving ]] && same_pod_network; then keep_network=yes; fi
 keep_previous

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Stop and forget our part of this node: units, configuration, pod network. Best effort and repeatable; the instance is going,
 # so what cannot be undone is named and does not fail the step, except a unit that will not stop.
-# shellcheck source=lib.sh
+# shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$(dirname "$0")/lib.sh"
 step=leave-node
 ((limit_s > 0)) || limit_s=90

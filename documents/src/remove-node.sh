@@ -1,7 +1,7 @@
 #!/bin/bash
 # Remove a Node of this resource partition from outside, on any of its masters: canaries that the node left in the tenant
 # partitions first, then the Node, and only if it is the one that was asked for.
-# shellcheck source=lib.sh
+# shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$(dirname "$0")/lib.sh"
 step=remove-node
 ((limit_s > 0)) || limit_s=90

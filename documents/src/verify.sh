@@ -5,7 +5,7 @@
 # A canary is sent through its tenant partition's scheduler with a node selector, not bound by spec.nodeName: a bound pod would
 # only prove that the kubelet watches the partition, while a scheduled one proves that the partition's scheduler has seen the
 # Node through its list of resource partitions, finds it Ready and without the not-ready taint, and may place pods there.
-# shellcheck source=lib.sh
+# shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$(dirname "$0")/lib.sh"
 step=verify
 ((limit_s > 0)) || limit_s=180

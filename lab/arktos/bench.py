@@ -220,8 +220,7 @@ class Bench:
             node.systemctl("start " + " ".join(masters.API_UNITS))
             if partition.kind == "rp":
                 self.put_parameter(f"/autojoin/{CLUSTER}/public/{partition.id}/client-ca.crt", CERTIFICATE)
-        for partition in self.partitions:
-            self.until(lambda p=partition: self.healthy(p.id), f"API server of {partition.id}")
+        self.until(lambda: all(self.healthy(p.id) for p in self.partitions), "a healthy API server in every partition")
         for partition in self.partitions:
             node = self.master(partition.id)
             units = sorted(p.name for p in (node.root / "etc/systemd/system").glob("arktos-*.service"))

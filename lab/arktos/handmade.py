@@ -48,8 +48,7 @@ def build(fleet: Fleet, region: Region) -> HandMade:
     profile = _profile(region)
     tp = _run(region, outputs, profile, "tp", "tp1")
     rp = _run(region, outputs, profile, "rp", "rp1")
-    for instance in (tp, rp):
-        _until(lambda i=instance: fleet.instances[i].agent_online_at is not None, f"the agent of {instance}")
+    _until(lambda: all(fleet.instances[i].agent_online_at is not None for i in (tp, rp)), "the agents of both masters")
     n = fleet.network
     partitions = [
         Partition("tp1", "tp", f"127.{n}.224.0/20", tp, fleet.instances[tp].address),
@@ -60,8 +59,7 @@ def build(fleet: Fleet, region: Region) -> HandMade:
     _declare(region, partitions)
     for partition in partitions:
         _write(fleet, partition, partitions)
-    for name, address in addresses.items():
-        _until(lambda a=address: _answers(f"http://{a}:8080/healthz"), f"the API server of {name}")
+    _until(lambda: all(_answers(f"http://{address}:8080/healthz") for address in addresses.values()), "the API servers of both masters")
     for instance in (tp, rp):
         _start_rest(fleet, instance)
     _until(lambda: _node_is_ready(addresses["rp1"], rp), "the RP's own Node")

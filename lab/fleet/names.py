@@ -20,6 +20,8 @@ from typing import Any
 HOSTS = "run/lab/hosts.json"
 FRAGMENTS = "run/lab/curl.d"
 CURLRC = "root/.curlrc"
+NOWHERE = "127.255.255.254"
+"""An address on which nothing listens."""
 PORTS = (80, 443, 2379, 2380, 6443, 8080, 10250)
 """Ports for which curl is told the addresses: a `resolve` line names one port each."""
 
@@ -40,6 +42,8 @@ def render(root: Path | str, region: Any = None, vpc_id: str | None = None) -> N
             lines += fragment.read_text(encoding="utf-8").splitlines()
     for name, addresses in sorted(Resolver(root).names().items()):
         lines += [f'resolve = "{name}:{port}:{",".join(addresses)}"' for port in PORTS]
+    # Any other name has no address here; without this, curl would ask the machine's own resolver.
+    lines += [f'resolve = "*:{port}:{NOWHERE}"' for port in PORTS]
     address = root / "run/lab/address"
     if address.is_file():
         lines.append(f'interface = "{address.read_text(encoding="utf-8").strip()}"')

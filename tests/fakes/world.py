@@ -119,6 +119,7 @@ class World:
         self.records: dict[str, NodeRecord] = {}
         self.intended: dict[tuple[str, str, str], Intent] = {}
         self.meetings: dict[str, dict[str, str]] = {}
+        self.tokens: list[str] = []
         self.lose_events = False
         self.failures: dict[str, list[Exception]] = {}
         self.calls: list[str] = []
@@ -202,6 +203,7 @@ class World:
     def left_of(self, instance_id: str) -> list[str]:
         """Everything in the table that names the instance."""
         found = [f"INTENT#{k}#{key}" for (i, k, key) in self.intended if i == instance_id]
+        found += [f"COMMAND#{c}" for c in self.meetings if self.invocations[c].instance_id == instance_id]
         found += ["LEASE"] if instance_id in self.leases else []
         return found + (["RECORD"] if instance_id in self.records else [])
 
@@ -409,12 +411,15 @@ class World:
     def delete_intent(self, instance_id: str, intent: Intent) -> None:
         self._call("delete_intent")
         known = self.intended.get((instance_id, intent.kind, intent.key))
+        self.meetings.pop(intent.value.partition("@")[0], None)
         if known and known.execution == intent.execution:
             del self.intended[(instance_id, intent.kind, intent.key)]
 
     def forget(self, instance_id: str, owner: str) -> None:
         self._call("forget")
         self._check(instance_id, owner)
+        for intent in [i for (node, _, _), i in self.intended.items() if node == instance_id]:
+            self.meetings.pop(intent.value.partition("@")[0], None)
         self.intended = {k: v for k, v in self.intended.items() if k[0] != instance_id}
         self.records.pop(instance_id, None)
         self.leases.pop(instance_id, None)
@@ -423,6 +428,7 @@ class World:
         self._call("meet_token")
         old = dict(self.meetings.get(command_id, {}))
         self.meetings.setdefault(command_id, {})["token"] = token
+        self.tokens.append(token)
         return old.get("status")
 
     def meet_status(self, command_id: str, instance_id: str, status: str) -> str | None:

@@ -188,7 +188,7 @@ class Registry(Protocol):
         """Write or overwrite an intent, in one transaction with a check that the lease is `owner`'s. Raises LeaseLost."""
 
     def delete_intent(self, instance_id: str, intent: Intent) -> None:
-        """Delete the intent if it is still of the same execution."""
+        """Delete the intent if it is still of the same execution; of a command, also where its token and end met."""
 
     def forget(self, instance_id: str, owner: str) -> None:
         """Delete everything of the node, the lease last, if it is `owner`'s. Raises LeaseLost."""

@@ -141,7 +141,8 @@ class DynamoDbRegistry:
         self._with_lease(instance_id, owner, {"Put": {"TableName": self._table, "Item": item}})
 
     def delete_intent(self, instance_id: str, intent: Intent) -> None:
-        """Delete the intent if it is still of the same execution; done before is done."""
+        """Delete the intent if it is still of the same execution, and a command's meeting item; done before is done."""
+        self._delete_meeting(instance_id, intent)
         try:
             with translated("dynamodb:DeleteItem", unless=CONDITION):
                 self._dynamodb.delete_item(
@@ -157,6 +158,8 @@ class DynamoDbRegistry:
         """Delete everything of the node, its lease last and only if it is `owner`'s. Raises LeaseLost."""
         if self.lease(instance_id).owner != owner:
             raise _lost(instance_id, owner)
+        for intent in self.intents(instance_id):
+            self._delete_meeting(instance_id, intent)
         for item in self._query(instance_id, ""):
             if _string(item, "sk") != "LEASE":
                 with translated("dynamodb:DeleteItem"):
@@ -195,6 +198,13 @@ class DynamoDbRegistry:
                 ReturnValues="ALL_OLD",
             )
         return _string(answer.get("Attributes", {}), theirs)
+
+    def _delete_meeting(self, instance_id: str, intent: Intent) -> None:
+        command_id, _, target = intent.value.partition("@")
+        if intent.kind == "command" and command_id:
+            key = {"pk": _s(f"COMMAND#{command_id}"), "sk": _s(target or instance_id)}
+            with translated("dynamodb:DeleteItem"):
+                self._dynamodb.delete_item(TableName=self._table, Key=key)
 
     def _get(self, key: Mapping[str, Any]) -> Mapping[str, Any]:
         with translated("dynamodb:GetItem"):
