@@ -42,8 +42,11 @@ def render(root: Path | str, region: Any = None, vpc_id: str | None = None) -> N
             lines += fragment.read_text(encoding="utf-8").splitlines()
     for name, addresses in sorted(Resolver(root).names().items()):
         lines += [f'resolve = "{name}:{port}:{",".join(addresses)}"' for port in PORTS]
-    # Any other name has no address here; without this, curl would ask the machine's own resolver.
-    lines += [f'resolve = "*:{port}:{NOWHERE}"' for port in PORTS]
+    # A declared name without a record leads nowhere here; curl would ask the machine's own resolver for it.
+    known = Resolver(root).names()
+    for name in declared_names() if region is not None else []:
+        if name not in known:
+            lines += [f'resolve = "{name}:{port}:{NOWHERE}"' for port in PORTS]
     address = root / "run/lab/address"
     if address.is_file():
         lines.append(f'interface = "{address.read_text(encoding="utf-8").strip()}"')
@@ -102,6 +105,23 @@ def zone_names(vpc_id: str | None) -> dict[str, list[str]]:
         if target in addresses:
             addresses[name] = addresses[target]
     return {name: sorted(values) for name, values in addresses.items() if values}
+
+
+def declared_names() -> list[str]:
+    """`api.<partition>.<zone>` of every partition that is declared in Parameter Store. Only in the lab's process."""
+    from ministack.services import ssm
+
+    values = {name: parameter.get("Value", "") for name, parameter in list(ssm._parameters.items())}
+    found = []
+    for name in values:
+        parts = name.split("/")
+        if len(parts) == 5 and parts[1] == "autojoin" and parts[3] == "partitions":
+            try:
+                zone = json.loads(values[f"/autojoin/{parts[2]}/cluster"])["zone"]
+            except (KeyError, ValueError):
+                continue
+            found.append(f"api.{parts[4]}.{zone}")
+    return sorted(found)
 
 
 def _visible(zone: Mapping[str, Any], vpc_id: str | None) -> bool:
