@@ -46,7 +46,7 @@ check: setup ## lint, types, imports, templates, machines, scripts, docs
 	@tools/check
 
 verify: setup ## slow and real things: the local region, its conformance suite, the scenarios
-	@$(BIN)/python -m pytest -m "lab or slow" tests
+	@tools/verify
 
 lock: setup ## resolve requirements/*.in anew into hash-locked files
 	@tools/lock
