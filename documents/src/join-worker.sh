@@ -51,7 +51,7 @@ undo() {
       systemctl stop "$unit.service"
       systemctl disable "$unit.service"
     done
-    undone=$(jq -cn '{stopped: $ARGS.positional}' --args -- "${started[@]}")
+    undone="{\"stopped\": $(json_list "${started[@]}")}"
   fi
 }
 

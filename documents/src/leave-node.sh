@@ -38,4 +38,4 @@ left=()
 pod_cidr=$(jq -r '.Network // ""' "$config/net-conf.json" 2>/dev/null) || pod_cidr=""
 clean_cni "$pod_cidr" || left+=("pod network")
 rm -rf -- "$config" "$root/etc/arktos.previous" || left+=("configuration")
-succeed "$(jq -cn --argjson stopped "${#stopped[@]}" '{stopped: $stopped, left: $ARGS.positional}' --args -- "${left[@]}")"
+succeed "{\"stopped\": ${#stopped[@]}, \"left\": $(json_list "${left[@]}")}"

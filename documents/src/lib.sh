@@ -27,6 +27,9 @@ cleanup() { :; }
 undo() { :; }
 undone='{}' # what undo did, as JSON, for the result line
 
+# json_list [TEXT...]: the texts as a JSON array, with the jq 1.5 of older images too.
+json_list() { printf '%s\n' "$@" | jq -cRn '[inputs | select(length > 0)]'; }
+
 # succeed [JSON OBJECT]: print the result line and end.
 succeed() {
   cleanup
@@ -37,7 +40,7 @@ succeed() {
   exit 0
 }
 
-# fail CLASS SEEN EXPECTED TODO: undo, print the result line and end with the exit code of the class.
+# fail CLASS SEEN EXPECTED ADVICE: undo, print the result line and end with the exit code of the class.
 # Never call it inside a command substitution.
 fail() {
   trap - ERR

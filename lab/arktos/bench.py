@@ -30,6 +30,8 @@ from lab.fleet.service_manager import ServiceManager
 from lab.lab import bake_image, take_network
 
 CLUSTER, ZONE = "demo", "demo.arktos.internal"
+ABSENT = ("tp9", "rp9")
+"""Partitions that never answer; no name is asked outside the bench."""
 WAIT_S = 60.0
 AWS = """#!/bin/sh
 # ssm get-parameter of the bench: parameters are files, their names with % for each slash.
@@ -277,6 +279,8 @@ class Bench:
         for node in self.nodes.values():
             path = node.root / names.HOSTS
             path.write_text(json.dumps({"names": known}), encoding="utf-8")
+            nowhere = [f'resolve = "api.{name}.{ZONE}:8080:{names.NOWHERE}"' for name in ABSENT]
+            (node.root / names.FRAGMENTS / "absent.conf").write_text("\n".join(nowhere) + "\n", encoding="utf-8")
             names.render(node.root)
 
 

@@ -37,7 +37,27 @@ GOOD = {
     "Scope": ["node", "canaries"],
     "ExecutionTimeout": ["600"],
 }
-SHELL = ["$(id)", "`id`", "${HOME}", "a;id", "a|id", "a&id", "a\nid", "a'b", 'a"b', "a b", "a>b", "a<b", "a\\b", "a*", "a?", "a#b", "a!b", "~", "-n x"]
+SHELL = [
+    "$(id)",
+    "`id`",
+    "${HOME}",
+    "a;id",
+    "a|id",
+    "a&id",
+    "a\nid",
+    "a'b",
+    'a"b',
+    "a b",
+    "a>b",
+    "a<b",
+    "a\\b",
+    "a*",
+    "a?",
+    "a#b",
+    "a!b",
+    "~",
+    "-n x",
+]
 
 
 def allows(document: str, parameter: str, value: str) -> bool:
@@ -62,7 +82,9 @@ def test_parameters_come_as_environment_and_the_time_out_alone_is_pasted(name: s
     document = DOCUMENTS[name]
     pasted = re.findall(r"\{\{\s*(\w+)\s*\}\}", yaml.safe_dump(document))
 
-    assert {k for k, v in document["parameters"].items() if v.get("interpolationType") == "ENV_VAR"} == set(document["parameters"]) - {"ExecutionTimeout"}
+    assert {k for k, v in document["parameters"].items() if v.get("interpolationType") == "ENV_VAR"} == set(document["parameters"]) - {
+        "ExecutionTimeout"
+    }
     assert pasted == ["ExecutionTimeout"]
 
 

@@ -28,7 +28,8 @@ SETTLE_S = 10
 
 # -- commands: executionTimeout of each document and its delivery time-out ---------------------------------------------
 DELIVERY_TIMEOUT_S = 60
-COMMAND_EXECUTION_S: dict[str, int] = {"join-worker": 600, "verify": 240, "leave-node": 90, "remove-node": 90}
+COMMAND_EXECUTION_S: dict[str, int] = {"join-worker": 600, "verify": 240, "leave-node": 120, "remove-node": 120}
+"""Above the limits that the scripts set themselves (`limit_s` in documents/src), so that a script reports instead of being killed."""
 SLACK_S = 30
 """Between a command's own end and the deadline by which we stop asking for it."""
 
