@@ -22,7 +22,6 @@ from rich.console import Console
 REPOSITORY = Path(__file__).resolve().parent.parent
 KEPT = REPOSITORY / ".lab/kept"
 """Folder of the lab that outlives its command; holds `pid` and, once it is up, `exports`."""
-UP_S = 600
 DOWN_S = 20
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="A whole AWS region with an Arktos cluster, on this machine.")
@@ -183,18 +182,22 @@ def _detached(what: str) -> int:
 def stay(what: str, done: int) -> None:
     """Inside of `up` and KEEP=1: play, say that it is done, hold the lab until a signal."""
     from lab.demo import play
-    from lab.lab import Lab
+    from lab.lab import Lab, LabError
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # What the lab starts inherits the log, not the terminal or pipe of the command, which ends before them.
+    told = os.fdopen(os.dup(1), "w", buffering=1)
+    log = os.open(KEPT / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    shown = Console(file=told, highlight=False, soft_wrap=True)
 
     def hold(lab: Lab, seen_all: bool) -> None:
         lines = [f"export {name}={value}" for name, value in lab.region.environment().items()]
         (KEPT / "exports").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        sys.stdout.flush()
-        log = os.open(KEPT / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+        told.flush()
+        os.dup2(log, told.fileno())
         os.write(done, b"0" if seen_all else b"1")
         os.close(done)
         while True:
@@ -202,10 +205,13 @@ def stay(what: str, done: int) -> None:
 
     folder = KEPT / "lab"
     if what == "demo":
-        play(folder, console, then=hold)
-    else:
-        with Lab(folder, say=_say) as lab:
+        play(folder, shown, then=hold)
+        return
+    try:
+        with Lab(folder, say=lambda line: shown.print(f"  {line}", markup=False)) as lab:
             hold(lab, True)
+    except LabError as error:
+        shown.print(f"the lab did not come up: {error}", markup=False)
 
 
 def _kept_pid() -> int | None:

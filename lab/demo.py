@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,8 +18,9 @@ from rich.console import Console
 
 from lab import view
 from lab.lab import Lab, LabError
+from lab.loopback import ask
 from lab.observer import report as reports
-from lab.observer.invariants import Evidence, judge
+from lab.observer.invariants import gone_instances, judge
 
 JOIN_S = 240.0
 CHECK_S = 60.0
@@ -38,7 +38,9 @@ class NotSeen(Exception):
 class Demo:
     """The acts of the demo on a lab that is up, and what was seen in each."""
 
-    def __init__(self, lab: Lab, console: Console) -> None:
+    def __init__(self, lab: Lab, console: Console, *, check_s: float = CHECK_S) -> None:
+        """`check_s`: seconds that a check may take to come true."""
+        self.check_s = check_s
         self.lab = lab
         self.console = console
         self.seen: list[tuple[str, bool]] = []
@@ -82,7 +84,7 @@ class Demo:
                 for node in nodes:
                     running = partial(self._pod_address, api, node)
                     why = partial(self._pod_told, api, node)
-                    addresses[tenant, node] = self._until(running, CHECK_S, f"pod of {tenant} on {node} runs", why)
+                    addresses[tenant, node] = self._until(running, self.check_s, f"pod of {tenant} on {node} runs", why)
         with self._act("each pod answers from every other node (source/destination check is off, routes are there)"):
             for source in [*nodes, self.lab.masters["rp1"]]:
                 for (tenant, node), address in addresses.items():
@@ -110,11 +112,11 @@ class Demo:
         failed = ""
         with self._act("a join whose script fails was abandoned"):
             failed = self._until(self._abandoned, JOIN_S, "ABANDON")
-            self._until(lambda: self._gone(failed), CHECK_S, f"{failed} is terminated")
+            self._until(lambda: self._gone(failed), self.check_s, f"{failed} is terminated")
         with self._act("its replacement joined"):
             self._until(lambda: len(self.lab.in_service(self.group)) == 3, JOIN_S, "3 instances in service")
         with self._act(f"nothing names the failed {failed}: Nodes, routes, DNS, targets, table"):
-            self._until(lambda: not self._left(), CHECK_S, "nothing is left", lambda: "; ".join(self._left()))
+            self._until(lambda: not self._left(), self.check_s, "nothing is left", lambda: "; ".join(self._left()))
         with self._act("the etcd member lists are unchanged"):
             self.lab.observer.poll()
             self._need(self._etcd() == before, f"{self._etcd()} is {before}")
@@ -149,7 +151,7 @@ class Demo:
             answer[0] = done.stderr.strip() or done.stdout.strip()
             return done.returncode == 0
 
-        self._until(answers, CHECK_S, f"{what} answers {source}", lambda: answer[0])
+        self._until(answers, self.check_s, f"{what} answers {source}", lambda: answer[0])
 
     def _ended(self, arn: str) -> dict[str, Any] | None:
         entries = [e for e in self.lab.journal.entries("execution") if e["arn"] == arn and e["status"] != "RUNNING"]
@@ -162,8 +164,7 @@ class Demo:
         return ""
 
     def _gone(self, instance_id: str) -> bool:
-        entries = self.lab.journal.entries("instance")
-        return any(e["instance_id"] == instance_id and e["event"] in ("terminated", "killed") for e in entries)
+        return instance_id in gone_instances(self.lab.journal.entries("instance"))
 
     def _left(self) -> list[str]:
         return [f"{f.where}: {f.what}" for f in self.lab.observer.left_of_gone(self.lab.journal.entries(since=self.began_at))]
@@ -173,14 +174,8 @@ class Demo:
         return {partition: view["members_last"] for partition, view in summary.items()}
 
     def _call(self, address: str, method: str, path: str, body: Any = None) -> Any:
-        request = urllib.request.Request(
-            f"http://{address}:8080{path}", method=method, headers={"Content-Type": "application/json"},
-            data=json.dumps(body).encode() if body is not None else None,
-        )  # fmt: skip
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=10) as answer:
-                return json.loads(answer.read() or b"{}")
+            return ask(f"http://{address}:8080{path}", body, method=method, timeout_s=10)
         except urllib.error.HTTPError as error:
             if error.code == 404 and method == "GET":
                 return {}
@@ -215,13 +210,7 @@ class Demo:
         entries = self.lab.journal.entries(since=self.began_at)
         launched = list(dict.fromkeys(e["instance_id"] for e in entries if e["kind"] == "instance" and e["event"] == "launched"))
         view.timelines(entries, launched, self.console)
-        broken = judge(
-            Evidence(
-                entries=entries, leftovers=tuple(self.lab.observer.left_of_gone(entries)), ended_at=time.time(),
-                texts=[("journal", json.dumps(entries, default=str)), *self.lab.texts(self.began_at, entries)],
-                task_token_pattern=self.lab.task_token_pattern,
-            )
-        )  # fmt: skip
+        broken = judge(self.lab.evidence(self.began_at, entries, self.lab.observer.left_of_gone(entries)))
         said = [f"{name}: {why}" for name, whys in broken.items() for why in whys]
         self.seen.append((f"all {len(broken)} invariants held" if not said else "invariants: " + "; ".join(said), not said))
         self.console.print()

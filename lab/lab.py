@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,10 +22,11 @@ from typing import Any
 
 from lab import lifeline
 from lab.faults import Faults
+from lab.loopback import ask
 from lab.observer import leftovers
-from lab.observer.invariants import Hook, hooks_of
+from lab.observer.invariants import Evidence, Hook, Leftover, hooks_of
 from lab.observer.journal import Entry, Journal
-from lab.observer.observer import Observer
+from lab.observer.observer import NODE_ROLES, Observer
 from lab.observer.report import Member
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -100,7 +100,7 @@ class Lab:
         self._boot_s, self._agent_s = boot_s, agent_s
         self._fresh_build = fresh_build
         self._say = say or (lambda _: None)
-        self._stack = contextlib.ExitStack()
+        self._at_stop = contextlib.ExitStack()
         self.masters: dict[str, str] = {}
         self.timings: dict[str, float] = {}
         self.network = 0
@@ -125,7 +125,7 @@ class Lab:
 
     def stop(self) -> None:
         """Take everything down. Safe to call twice."""
-        self._stack.close()
+        self._at_stop.close()
 
     def _start(self) -> None:
         from lab.fleet.fleet import Fleet
@@ -133,22 +133,22 @@ class Lab:
 
         self.root.mkdir(parents=True, exist_ok=True)
         self.network, lock = take_network()
-        self._stack.callback(lock.close)
+        self._at_stop.callback(lock.close)
         self.id = f"{self.network}-{uuid.uuid4().hex[:8]}"
         self.journal = Journal(self.root / "journal.jsonl")
-        self._stack.callback(self.journal.close)
+        self._at_stop.callback(self.journal.close)
         lifeline.start(self.id, self.journal)
-        self._stack.callback(lifeline.stop_all)
+        self._at_stop.callback(lifeline.stop_all)
         with self._timed("region"):
             self.region = Region(self.root / "region", self.journal)
             self.region.start()
-            self._stack.callback(self.region.stop)
+            self._at_stop.callback(self.region.stop)
         image = bake_image(self.root / "image")
         self.fleet = Fleet(self.region, self.root, image, self.journal, self.network, boot_s=self._boot_s, agent_s=self._agent_s)
-        self._stack.callback(self.fleet.stop)
+        self._at_stop.callback(self.fleet.stop)
         self.observer = Observer(self.journal, self.region, lambda: list(self.fleet.instances.values()))
         self.faults = Faults(self)
-        self._stack.callback(self.faults.disarm)
+        self._at_stop.callback(self.faults.disarm)
         with self._timed("example stacks"):
             self._make_network()
             self._make_workers()
@@ -172,7 +172,7 @@ class Lab:
             if building and building[0] is not None:
                 raise building[0]
         self.observer.start()
-        self._stack.callback(self.observer.stop)
+        self._at_stop.callback(self.observer.stop)
         self._before = self._records()
 
     @contextlib.contextmanager
@@ -263,9 +263,7 @@ class Lab:
                 return {output["OutputKey"]: output["OutputValue"] for output in stack.get("Outputs", [])}
             if not stack["StackStatus"].endswith("IN_PROGRESS") or time.monotonic() > give_up:
                 events = formation.describe_stack_events(StackName=name)["StackEvents"]
-                reasons = [
-                    f"{e['LogicalResourceId']}: {e['ResourceStatusReason']}" for e in events if e.get("ResourceStatusReason")
-                ]
+                reasons = [f"{e['LogicalResourceId']}: {e['ResourceStatusReason']}" for e in events if e.get("ResourceStatusReason")]
                 raise LabError(f"stack {name} is {stack['StackStatus']}: {'; '.join(reasons)}")
             time.sleep(0.1)
 
@@ -340,7 +338,7 @@ class Lab:
         for hook in group.get("hooks", [{}]):
             launching = hook.get("transition", "launching") == "launching"
             specification = {
-                "LifecycleHookName": hook.get("name", "autojoin-launch"),
+                "LifecycleHookName": hook.get("name", "autojoin-launching"),
                 "LifecycleTransition": f"autoscaling:EC2_INSTANCE_{'LAUNCHING' if launching else 'TERMINATING'}",
                 "HeartbeatTimeout": hook.get("heartbeat_s", 300),
                 "DefaultResult": hook.get("default_result", "ABANDON"),
@@ -378,15 +376,14 @@ class Lab:
         ]  # fmt: skip
 
     def node(self, instance_id: str | None) -> leftovers.Node | None:
-        """The Node of an instance in its RP, or None."""
-        instance = self.fleet.instances.get(instance_id or "")
-        if instance is None:
+        """The Node of an instance, whichever RP it is in, or None."""
+        if instance_id not in self.fleet.instances:
             return None
-        partition = instance.tags.get("autojoin:partition", "")
-        for rp, address in self.observer.addresses(frozenset({"rp", "master"})).items():
+        for partition, address in self.observer.addresses(NODE_ROLES).items():
             with contextlib.suppress(OSError, ValueError):
-                if rp == partition or len(self.masters) == 2:
-                    return leftovers.node_of(rp, address, instance.instance_id)
+                node = leftovers.node_of(partition, address, instance_id)
+                if node is not None:
+                    return node
         return None
 
     def run_on(self, instance_id: str, script: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
@@ -443,15 +440,27 @@ class Lab:
             for page in states.get_paginator("get_execution_history").paginate(executionArn=arn):
                 yield f"history {arn.rpartition(':')[2]}", json.dumps(page["events"], default=str)
         ssm = self.region.client("ssm")
-        for command_id, instance_id in dict.fromkeys(
-            (e["command_id"], e["instance_id"]) for e in entries if e["kind"] == "command"
-        ):
+        for command_id, instance_id in dict.fromkeys((e["command_id"], e["instance_id"]) for e in entries if e["kind"] == "command"):
             with contextlib.suppress(ssm.exceptions.ClientError):
                 answer = ssm.get_command_invocation(CommandId=command_id, InstanceId=instance_id)
                 yield f"command {command_id}", f"{answer['StandardOutputContent']}\n{answer['StandardErrorContent']}"
         for instance in list(self.fleet.instances.values()):
             for path in sorted((instance.root / "var/log").glob("*.log")):
                 yield f"log {path.name} on {instance.instance_id}", path.read_text(encoding="utf-8", errors="replace")
+
+    def evidence(
+        self, since: float, entries: Sequence[Entry], left: Sequence[Leftover], may_be_left_waiting: frozenset[str] = frozenset()
+    ) -> Evidence:
+        """What the invariants of a run that began at `since` and ends now are judged by; `left` is what names gone instances."""
+        return Evidence(
+            entries=entries,
+            leftovers=tuple(left),
+            ended_at=time.time(),
+            may_be_left_waiting=may_be_left_waiting,
+            foreign_groups=frozenset(self.observer.foreign_groups),
+            texts=[("journal", json.dumps(entries, default=str)), *self.texts(since, entries)],
+            task_token_pattern=self.task_token_pattern,
+        )
 
     # -- between runs ------------------------------------------------------------------------------------------------
 
@@ -471,10 +480,11 @@ class Lab:
         self._groups.clear()
         self.observer.foreign_groups.clear()
         masters = set(self.masters.values())
-        for partition, address in self.observer.addresses(frozenset({"rp", "master"})).items():
+        for partition, address in self.observer.addresses(NODE_ROLES).items():
             for node in leftovers.nodes_of(partition, address):
                 if node.name not in masters:
-                    _delete(f"http://{address}:8080/api/v1/nodes/{node.name}")
+                    with contextlib.suppress(OSError):
+                        ask(f"http://{address}:8080/api/v1/nodes/{node.name}", method="DELETE")
         self._restore_records()
         sqs = self.region.client("sqs")
         for url in sqs.list_queues().get("QueueUrls", []):
@@ -508,12 +518,6 @@ class Lab:
                 if declared.get("pod_cidr"):
                     found[str(declared["id"])] = str(declared["pod_cidr"])
         return found
-
-
-def _delete(url: str) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with contextlib.suppress(OSError), opener.open(urllib.request.Request(url, method="DELETE"), timeout=5):
-        pass
 
 
 def _fingerprint() -> str:

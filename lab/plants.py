@@ -9,12 +9,12 @@ import json
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab import lifeline
+from lab.loopback import ask
 from lab.observer import leftovers
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ def _intruder(lab: Lab, service: str) -> Any:
     iam, sts = lab.region.client("iam"), lab.region.client("sts")
     trust = {
         "Version": "2012-10-17",
-        "Statement": [
-            {"Effect": "Allow", "Principal": {"AWS": f"arn:aws:iam::{lab.region.account}:root"}, "Action": "sts:AssumeRole"}
-        ],
+        "Statement": [{"Effect": "Allow", "Principal": {"AWS": f"arn:aws:iam::{lab.region.account}:root"}, "Action": "sts:AssumeRole"}],
     }
     may = {
         "Version": "2012-10-17",
@@ -113,9 +111,9 @@ def second_cluster(lab: Lab, _: str | None, __: str | None) -> None:
 def member_added(lab: Lab, _: str | None, __: str | None) -> None:
     """A learner that nobody asked for in the RP's etcd, seen, and taken away again."""
     address = lab.observer.addresses(frozenset({"rp"}))["rp1"]
-    added = _post(f"http://{address}:2379/v3/cluster/member/add", {"peerURLs": ["http://192.0.2.9:2380"], "isLearner": True})
+    added = ask(f"http://{address}:2379/v3/cluster/member/add", {"peerURLs": ["http://192.0.2.9:2380"], "isLearner": True})
     lab.observer.poll()
-    _post(f"http://{address}:2379/v3/cluster/member/remove", {"ID": added["member"]["ID"]})
+    ask(f"http://{address}:2379/v3/cluster/member/remove", {"ID": added["member"]["ID"]})
 
 
 def record_of_another_deleted(lab: Lab, instance_id: str | None, _: str | None) -> None:
@@ -152,9 +150,7 @@ def _log(lab: Lab, text: str) -> None:
     group = f"/planted/{time.monotonic_ns()}"
     logs.create_log_group(logGroupName=group)
     logs.create_log_stream(logGroupName=group, logStreamName="planted")
-    logs.put_log_events(
-        logGroupName=group, logStreamName="planted", logEvents=[{"timestamp": int(time.time() * 1000), "message": text}]
-    )
+    logs.put_log_events(logGroupName=group, logStreamName="planted", logEvents=[{"timestamp": int(time.time() * 1000), "message": text}])
 
 
 def _change_record(route53: Any, action: str, name: str, value: str) -> None:
@@ -163,12 +159,6 @@ def _change_record(route53: Any, action: str, name: str, value: str) -> None:
     route53.change_resource_record_sets(
         HostedZoneId=zones[0]["Id"], ChangeBatch={"Changes": [{"Action": action, "ResourceRecordSet": record}]}
     )
-
-
-def _post(url: str, body: dict[str, Any]) -> Any:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(urllib.request.Request(url, data=json.dumps(body).encode()), timeout=10) as answer:
-        return json.loads(answer.read())
 
 
 PLANTS: dict[str, Plant] = {

@@ -21,7 +21,7 @@ import yaml
 from lab.faults import FAULTS
 from lab.lab import Lab
 from lab.observer import report as reports
-from lab.observer.invariants import Evidence, Leftover, judge
+from lab.observer.invariants import Leftover, gone_instances, judge
 from lab.observer.journal import Entry
 from lab.observer.report import instance_of
 from lab.plants import PLANTS
@@ -86,9 +86,7 @@ def parse(text: str, source: str = "the text", stem: str | None = None) -> Scena
         raise ScenarioError(source, [f"is not YAML: {' '.join(str(error).split())}"]) from error
     problems = [
         f"{_place(error.absolute_path)}: {_words(error)}"
-        for error in sorted(
-            jsonschema.Draft202012Validator(schema()).iter_errors(data), key=lambda e: list(map(str, e.absolute_path))
-        )
+        for error in sorted(jsonschema.Draft202012Validator(schema()).iter_errors(data), key=lambda e: list(map(str, e.absolute_path)))
     ]
     if not problems:
         problems = _loose_ends(data, stem)
@@ -170,9 +168,7 @@ def _loose_ends(data: Mapping[str, Any], stem: str | None) -> list[str]:
     for key in ("in_service", "ready"):
         problems += [f"expect.{key}: there is no group {group}" for group in expect.get(key) or {} if group not in groups]
     problems += [
-        f"expect.may_be_left_waiting: there is no group {group}"
-        for group in expect.get("may_be_left_waiting") or []
-        if group not in groups
+        f"expect.may_be_left_waiting: there is no group {group}" for group in expect.get("may_be_left_waiting") or [] if group not in groups
     ]
     return problems
 
@@ -253,9 +249,7 @@ class Run:
             return self.lab.masters.get(name)
         group, _, number = name.partition("/")
         launched = list(
-            dict.fromkeys(
-                e["instance_id"] for e in self.entries("instance") if e["event"] == "launched" and e.get("group") == group
-            )
+            dict.fromkeys(e["instance_id"] for e in self.entries("instance") if e["event"] == "launched" and e.get("group") == group)
         )
         return launched[int(number) - 1] if int(number) <= len(launched) else None
 
@@ -371,9 +365,7 @@ class Run:
         return None if seen == wanted["state"] else f"{wanted['instance']} is {seen}, not {wanted['state']}"
 
     def _is_gone(self, name: str) -> str | None:
-        instance_id = self.instance(name)
-        ended = any(e["instance_id"] == instance_id and e["event"] in ("killed", "terminated") for e in self.entries("instance"))
-        return None if ended else f"{name} is not gone"
+        return None if self.instance(name) in gone_instances(self.entries("instance")) else f"{name} is not gone"
 
     def _is_ready(self, name: str) -> str | None:
         node = self.lab.node(self.instance(name))
@@ -439,9 +431,7 @@ class Run:
 
     def _is_command(self, wanted: Mapping[str, Any]) -> str | None:
         instance_id = self.instance(wanted["instance"])
-        seen = [
-            e for e in self.entries("command") if e["instance_id"] == instance_id and wanted["document"] in str(e.get("document"))
-        ]
+        seen = [e for e in self.entries("command") if e["instance_id"] == instance_id and wanted["document"] in str(e.get("document"))]
         if any(e["status"] == wanted["status"] for e in seen):
             return None
         return f"commands of {wanted['instance']}: {[(e.get('document'), e['status']) for e in seen]}"
@@ -488,20 +478,9 @@ class Run:
 
     def _judge(self, outcome: Outcome, left: list[Leftover]) -> None:
         self.lab.observer.poll()
-        ended_at = time.time()
         world = self.lab.observer.world()
         entries = self.entries()
-        invariants = judge(
-            Evidence(
-                entries=entries,
-                leftovers=tuple(left),
-                ended_at=ended_at,
-                may_be_left_waiting=self._may_wait(),
-                foreign_groups=frozenset(self.lab.observer.foreign_groups),
-                texts=[("journal", json.dumps(entries, default=str)), *self.lab.texts(self.began_at, entries)],
-                task_token_pattern=self.lab.task_token_pattern,
-            )
-        )
+        invariants = judge(self.lab.evidence(self.began_at, entries, left, self._may_wait()))
         outcome.report = reports.assemble(
             entries=entries, members=self.lab.members(entries), world=world, invariants=invariants, leftovers=left
         )
@@ -532,9 +511,7 @@ class Run:
             if len(warm) < expect["overhead"]["warm_joins"]:
                 unmet.append(f"expect.overhead.warm_joins: {len(warm)}, not {expect['overhead']['warm_joins']}")
             if median is None or median > expect["overhead"]["median_s_at_most"]:
-                unmet.append(
-                    f"expect.overhead.median_s_at_most: {median} s of {warm}, not {expect['overhead']['median_s_at_most']} s"
-                )
+                unmet.append(f"expect.overhead.median_s_at_most: {median} s of {warm}, not {expect['overhead']['median_s_at_most']} s")
         return unmet
 
 

@@ -58,9 +58,7 @@ BOTH_TIMEOUTS = frozenset({"States.Timeout", "States.HeartbeatTimeout"})
 ALLOWED_OPERATORS = frozenset({"=", "!=", "<", "<=", ">", ">=", "and", "or"})
 ALLOWED_FUNCTIONS = frozenset({"not", "exists", "millis", "string", "merge"})
 _ACCOUNT = re.compile(r"(?<!\d)\d{12}(?!\d)")
-_REGION = re.compile(
-    r"\b(?:af|ap|ca|cn|eu|il|me|mx|sa|us)(?:-gov|-iso[a-z]?)?-(?:north|south|east|west|central)+(?:east|west)?-\d\b"
-)
+_REGION = re.compile(r"\b(?:af|ap|ca|cn|eu|il|me|mx|sa|us)(?:-gov|-iso[a-z]?)?-(?:north|south|east|west|central)+(?:east|west)?-\d\b")
 _INTEGRATION = re.compile(r"^arn:(?:aws|\$\{[A-Za-z0-9_]+\}):states:::[A-Za-z0-9:.-]+$")
 _PARTITION = re.compile(r"arn:\$\{([A-Za-z0-9_]+)\}:states:::")
 _SUBSTITUTION = re.compile(r"^\$\{[A-Za-z0-9_]+\}$")

@@ -140,9 +140,7 @@ def retries(machines: dict[str, dict[str, Any]]) -> str:
 
 def parts() -> dict[str, str]:
     """All generated parts of statemachine/README.md."""
-    machines = {
-        path.name.partition(".")[0]: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.asl.yaml"))
-    }
+    machines = {path.name.partition(".")[0]: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.asl.yaml"))}
     made = {"retries": retries(machines)}
     for name, machine in machines.items():
         made[f"{name} picture"] = picture(machine)

@@ -6,6 +6,7 @@ Usage: tools/translate_template.py [TEMPLATE] > translated.json. Local paths bec
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,6 @@ class _Policies(ManagedPolicyLoader):  # type: ignore[misc]
 
 def translate(path: Path) -> dict[str, Any]:
     """The template as CloudFormation processes it, with region us-east-1 for what the transform asks."""
-    import os
-
     os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
     raw = yaml_parse(path.read_text())
     for resource in raw["Resources"].values():

@@ -72,10 +72,12 @@ class Invocation:
 
     @property
     def over(self) -> bool:
+        """Whether its status will not change any more."""
         return self.status in TERMINAL
 
     @property
     def exit_code(self) -> int:
+        """Of the first step that failed, else 0; -1 until it is over, as in GetCommandInvocation."""
         if not self.over or not self.outcomes:
             return -1
         return next((outcome.exit_code for outcome in self.outcomes if outcome.exit_code), 0)
@@ -104,6 +106,7 @@ class Command:
 
     @property
     def errors(self) -> int:
+        """Instances on which it failed: what MaxErrors is compared with."""
         return sum(one.status in ("Failed", "TimedOut") for one in self.invocations.values())
 
 

@@ -73,6 +73,7 @@ class Version:
 
     @property
     def hash(self) -> str:
+        """SHA-256 in hexadecimal, as DescribeDocument shows it."""
         return hashlib.sha256(self.content.encode()).hexdigest()
 
 
@@ -90,6 +91,7 @@ class Document:
 
     @property
     def latest(self) -> int:
+        """Number of the newest version: what $LATEST stands for."""
         return max(self.versions)
 
     def version(self, asked: str | None) -> Version:

@@ -266,6 +266,7 @@ class Groups:
             self._forget_if_empty(group)
 
     def exists(self, name: str) -> bool:
+        """Whether there is a group of that name, one that is being deleted included."""
         return name in self._groups
 
     def group(self, name: str) -> Group:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.fleet.groups import LaunchFailed
 from lab.fleet.instance import Instance
+from lab.region import authorisation
 
 if TYPE_CHECKING:
     from lab.region.region import Region
@@ -36,7 +37,7 @@ class Identities:
         from ministack.services import iam, sts
 
         role = iam._roles.get(instance.role) if instance.role else None
-        if role is None or not trusts_ec2(role):
+        if role is None or not self._trusts_ec2(instance):
             return None
         with self._lock:
             kept = self._kept.get(instance.instance_id)
@@ -66,7 +67,20 @@ class Identities:
 
     def agent_may_register(self, instance: Instance) -> bool:
         """Whether the instance's role lets an SSM agent report itself."""
-        return role_allows(instance.role, "ssm:UpdateInstanceInformation", self._region.account, self._region.name)
+        from ministack.services import iam
+
+        if not self._trusts_ec2(instance):
+            return False
+        attached = iam._roles.get(instance.role).get("AttachedPolicies", [])
+        if any(arn.endswith(":policy/AmazonSSMManagedInstanceCore") for arn in attached):  # ministack has it by name only
+            return True
+        return authorisation.role_may(self._role_arn(instance), "ssm:UpdateInstanceInformation", "*")
+
+    def _role_arn(self, instance: Instance) -> str:
+        return f"arn:aws:iam::{self._region.account}:role/{instance.role}"
+
+    def _trusts_ec2(self, instance: Instance) -> bool:
+        return instance.role is not None and authorisation.role_trusts(self._role_arn(instance), "ec2.amazonaws.com")
 
 
 class SelfKnowledge:
@@ -148,35 +162,3 @@ def profile_of(given: Mapping[str, str] | None) -> tuple[dict[str, Any] | None, 
         raise LaunchFailed(f"Value ({name}) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name")
     roles = [role if isinstance(role, str) else role.get("RoleName") for role in profile.get("Roles") or []]
     return profile, (str(roles[0]).rsplit("/", 1)[-1] if roles else None)
-
-
-def trusts_ec2(role: Mapping[str, Any]) -> bool:
-    document = role.get("AssumeRolePolicyDocument") or {}
-    document = json.loads(document) if isinstance(document, str) else document
-    for statement in document.get("Statement", []):
-        principal = statement.get("Principal")
-        services = principal.get("Service", []) if isinstance(principal, dict) else []
-        if statement.get("Effect") == "Allow" and "ec2.amazonaws.com" in ([services] if isinstance(services, str) else services):
-            return True
-    return False
-
-
-def role_allows(role_name: str | None, action: str, account: str, region: str) -> bool:
-    """Whether a role may do something on every resource, by its own policies."""
-    from ministack.core import iam_evaluator
-    from ministack.services import iam
-
-    role = iam._roles.get(role_name) if role_name else None
-    if role is None or not trusts_ec2(role):
-        return False
-    if any(arn.endswith(":policy/AmazonSSMManagedInstanceCore") for arn in role.get("AttachedPolicies", [])):
-        return True
-    context = iam_evaluator.EvalContext(
-        principal_arn=f"arn:aws:sts::{account}:assumed-role/{role_name}/agent",
-        principal_type="AssumedRole",
-        principal_account=account,
-        action=action,
-        resource_arn="*",
-        region=region,
-    )
-    return bool(iam_evaluator.evaluate(context, iam_evaluator._gather_role_policies(str(role_name), account)).decision == "Allow")

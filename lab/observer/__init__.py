@@ -1,0 +1,1 @@
+"""The observer: what happened in a lab, what is left, and whether every invariant held."""

@@ -20,7 +20,6 @@ class Journal:
 
     def __init__(self, path: Path | None = None) -> None:
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._entries: list[Entry] = []
         self._subscribers: list[Callable[[Entry], None]] = []
         self._file = path.open("a", encoding="utf-8", buffering=1) if path else None
@@ -33,7 +32,6 @@ class Journal:
             if self._file:
                 self._file.write(json.dumps(entry, default=str) + "\n")
             subscribers = list(self._subscribers)
-            self._changed.notify_all()
         for tell in subscribers:
             tell(entry)
         return entry
@@ -42,11 +40,6 @@ class Journal:
         """The entries so far, oldest first, of one kind if asked, not older than `since` (seconds since the epoch)."""
         with self._lock:
             return [e for e in self._entries if (kind is None or e["kind"] == kind) and e["t"] >= since]
-
-    def wait_for_change(self, timeout_s: float) -> None:
-        """Sleep until the next entry is recorded, at most `timeout_s` seconds."""
-        with self._lock:
-            self._changed.wait(timeout_s)
 
     def subscribe(self, callback: Callable[[Entry], None]) -> None:
         """Call `callback` with each later entry, in the thread that records it."""

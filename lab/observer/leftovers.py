@@ -9,19 +9,18 @@ import contextlib
 import ipaddress
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.fleet.network import FILE as NETWORK_FILE
+from lab.loopback import ask
 from lab.observer.invariants import Leftover
 
 NOT_READY_TAINT = "node.kubernetes.io/not-ready"
 ANSWER_S = 3.0
 """Longest time in seconds that the observer waits for one answer."""
-
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,6 @@ def leftovers(world: World, gone: Mapping[str, str], living: Mapping[str, str]) 
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 
-def _ask(url: str, body: bytes | None = None) -> Any:
-    request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})
-    with _opener.open(request, timeout=ANSWER_S) as answer:
-        return json.loads(answer.read())
-
-
 def _node(partition: str, shown: Mapping[str, Any]) -> Node:
     metadata, spec, status = shown.get("metadata") or {}, shown.get("spec") or {}, shown.get("status") or {}
     conditions = {c.get("type"): c.get("status") for c in status.get("conditions") or []}
@@ -116,14 +109,14 @@ def _node(partition: str, shown: Mapping[str, Any]) -> Node:
 
 def nodes_of(partition: str, address: str) -> list[Node]:
     """Nodes of the partition whose API server serves on `address`. Raises OSError when it does not answer."""
-    shown = _ask(f"http://{address}:8080/api/v1/nodes")
+    shown = ask(f"http://{address}:8080/api/v1/nodes", timeout_s=ANSWER_S)
     return [_node(partition, item) for item in shown.get("items") or []]
 
 
 def node_of(partition: str, address: str, name: str) -> Node | None:
     """One Node, or None. Raises OSError when the API server does not answer."""
     try:
-        return _node(partition, _ask(f"http://{address}:8080/api/v1/nodes/{name}"))
+        return _node(partition, ask(f"http://{address}:8080/api/v1/nodes/{name}", timeout_s=ANSWER_S))
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return None
@@ -132,7 +125,7 @@ def node_of(partition: str, address: str, name: str) -> Node | None:
 
 def etcd_of(address: str) -> EtcdView:
     """The members that the etcd on `address` lists. Raises OSError when it does not answer."""
-    shown = _ask(f"http://{address}:2379/v3/cluster/member/list", b"{}")
+    shown = ask(f"http://{address}:2379/v3/cluster/member/list", {}, timeout_s=ANSWER_S)
     members = [f"{m.get('name') or '(not started)'} {','.join(m.get('peerURLs') or [])}" for m in shown.get("members") or []]
     return EtcdView(str(shown["header"]["cluster_id"]), tuple(sorted(members)))
 
@@ -149,21 +142,10 @@ def in_range(pod_cidr: str, of: str) -> bool:
 def routes_on(instance_id: str, root: Path) -> list[tuple[str, str, str]]:
     """Routes with a gateway in a node's routing table."""
     try:
-        net = json.loads((root / "run/lab/net.json").read_text(encoding="utf-8"))
+        net = json.loads((root / NETWORK_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return [(instance_id, destination, gateway) for destination, gateway in _gateways(net)]
-
-
-def _gateways(net: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    routes = net.get("routes") or []
-    if isinstance(routes, Mapping):
-        routes = [{"destination": k, **(v if isinstance(v, Mapping) else {"via": v})} for k, v in routes.items()]
-    for route in routes:
-        destination = route.get("destination") or route.get("dst") or route.get("cidr") or "?"
-        gateway = route.get("via") or route.get("gateway")
-        if gateway:
-            yield str(destination), str(gateway)
+    return [(instance_id, route["dst"], route["via"]) for route in net["routes"] if route.get("via")]
 
 
 def records(region: Any) -> list[dict[str, Any]]:

@@ -62,11 +62,7 @@ def join_times(entries: Sequence[Entry], hook: Hook) -> JoinTimes | None:
     if not hook.completions:
         return None
     opened, completed = hook.opened_at, hook.completions[0]["t"]
-    at = {
-        e["event"]: e["t"]
-        for e in entries
-        if e["kind"] == "instance" and e["instance_id"] == hook.instance_id and e["t"] <= completed
-    }
+    at = {e["event"]: e["t"] for e in entries if e["kind"] == "instance" and e["instance_id"] == hook.instance_id and e["t"] <= completed}
     launched = at.get("launched", opened)
     booted = at.get("booted", launched)
     online = at.get("agent_online", booted)

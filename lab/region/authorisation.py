@@ -66,12 +66,6 @@ class Request:
 
 _request: contextvars.ContextVar[Request | None] = contextvars.ContextVar("lab_request", default=None)
 _item_keys: contextvars.ContextVar[Iterator[list[str]] | None] = contextvars.ContextVar("lab_item_keys", default=None)
-_tag_sources: dict[str, Callable[[str], dict[str, str]]] = {}
-
-
-def tags_come_from(service: str, lookup: Callable[[str], dict[str, str]]) -> None:
-    """Let a service's tags be found by `lookup(arn)`: for the modules that keep resources of their own."""
-    _tag_sources[service] = lookup
 
 
 def apply(region: Region) -> None:
@@ -79,9 +73,6 @@ def apply(region: Region) -> None:
     from ministack.core import iam_actions, iam_evaluator
     from ministack.services import lambda_svc
 
-    _tag_sources.setdefault("ec2", _ec2_tags)
-    _tag_sources.setdefault("autoscaling", _group_tags)
-    _tag_sources.setdefault("elasticloadbalancing", _load_balancer_tags)
     resource_of, context_of, enforce_one = (
         iam_actions.extract_resource_arn,
         iam_actions.request_tag_context,
@@ -109,9 +100,7 @@ def apply(region: Region) -> None:
             context.update(_keys_of(request))
         return context
 
-    def enforce(
-        access_key: str, action: str, service: str, region_name: str, resource_arn: str = "*", service_context: Any = None
-    ) -> Any:
+    def enforce(access_key: str, action: str, service: str, region_name: str, resource_arn: str = "*", service_context: Any = None) -> Any:
         context = dict(service_context or {})
         request = _request.get()
         checks = checks_of(request, action) if request is not None and request.service == service else None
@@ -259,9 +248,7 @@ def _ec2(request: Request) -> list[str] | None:
         return ["*"]
     if request.operation in ("CreateTags", "DeleteTags"):
         ids = request.all("ResourceId")
-    elif request.operation == "ModifyInstanceAttribute" or re.fullmatch(
-        "(Terminate|Stop|Start|Reboot)Instances", request.operation
-    ):
+    elif request.operation == "ModifyInstanceAttribute" or re.fullmatch("(Terminate|Stop|Start|Reboot)Instances", request.operation):
         ids = request.all("InstanceId")
     else:
         return None
@@ -404,7 +391,7 @@ def _tag_keys(check: Check) -> Context:
     if not check.resource.startswith("arn:"):
         return {}
     service = check.resource.split(":")[2]
-    lookup = _tag_sources.get(service)
+    lookup = _TAGS_OF.get(service)
     tags = lookup(check.resource) if lookup else {}
     prefixes = ["aws:ResourceTag/"]
     asking = check.action.partition(":")[0]
@@ -433,6 +420,13 @@ def _load_balancer_tags(arn: str) -> dict[str, str]:
     from ministack.services import alb
 
     return _as_map(alb._tags.get(arn) or [])
+
+
+_TAGS_OF: dict[str, Callable[[str], dict[str, str]]] = {
+    "ec2": _ec2_tags,
+    "autoscaling": _group_tags,
+    "elasticloadbalancing": _load_balancer_tags,
+}
 
 
 # -- passed and trusted roles ----------------------------------------------------------------------------------------

@@ -111,9 +111,7 @@ class Delivery:
         sender = _sender(target, rule)
         self._in_thread(lambda: self._deliver(deliver, target, payload, whole, sender))
 
-    def _deliver(
-        self, deliver: Callable[[Json, str, Sender], None], target: Json, payload: str, whole: str, sender: Sender
-    ) -> None:
+    def _deliver(self, deliver: Callable[[Json, str, Sender], None], target: Json, payload: str, whole: str, sender: Sender) -> None:
         policy = target.get("RetryPolicy") or {}
         retries = int(policy.get("MaximumRetryAttempts", RULE_RETRIES))
         age_s = float(policy.get("MaximumEventAgeInSeconds", RULE_AGE_S))

@@ -124,9 +124,7 @@ def main():
     requests = sys.stdin
     sys.stdin = io.StringIO()
     logged = logging.StreamHandler(sys.stdout)
-    logged.setFormatter(
-        Formatter("[%(levelname)s]\t%(asctime)s.%(msecs)03dZ\t%(aws_request_id)s\t%(message)s", "%Y-%m-%dT%H:%M:%S")
-    )
+    logged.setFormatter(Formatter("[%(levelname)s]\t%(asctime)s.%(msecs)03dZ\t%(aws_request_id)s\t%(message)s", "%Y-%m-%dT%H:%M:%S"))
     logging.getLogger().addHandler(logged)
 
     def answer(message, mark):

@@ -19,7 +19,6 @@ import tempfile
 import threading
 import time
 import types
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ import boto3
 from botocore.config import Config
 
 from lab import lifeline
+from lab.loopback import ask
 from lab.observer.journal import Journal
 from lab.region import OVERRIDES
 
@@ -55,7 +55,7 @@ class Region:
     account = ACCOUNT
 
     def __init__(self, root: Path, journal: Journal, *, slots: int = 6) -> None:
-        """A region whose every file lies under `root`; `slots` functions run at once, and as many that only wait."""
+        """A region whose every file lies under `root`; `slots` functions run at once, and WAITING_SLOTS times as many that only wait."""
         self.root = Path(root).resolve()
         self.journal = journal
         self.slots = slots
@@ -236,12 +236,12 @@ class Region:
 
         self._thread = threading.Thread(target=run, name="region", daemon=True)
         self._thread.start()
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         give_up = time.monotonic() + READY_S
         while True:
             if failure:
                 raise RuntimeError(f"the region's server did not start: {failure[0]!r}") from failure[0]
-            with contextlib.suppress(OSError), opener.open(f"{self.endpoint_url}/_ministack/health", timeout=5):
+            with contextlib.suppress(OSError):
+                ask(f"{self.endpoint_url}/_ministack/health")
                 return
             if time.monotonic() > give_up:
                 raise RuntimeError(f"the region did not answer on {self.endpoint_url} within {READY_S:.0f} s")

@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 from ministack import app
 from ministack.core import iam_evaluator
 from ministack.core.responses import error_response_json, get_account_id, get_region, json_response
-from ministack.services import iam, lambda_svc
+from ministack.services import lambda_svc
 from ministack.services import stepfunctions as sf
 from ministack.services.cloudformation import provisioners
 
 from lab import asl
 from lab.asl.execution import dumps
+from lab.region import authorisation
 
 if TYPE_CHECKING:
     from lab.region.region import Region
@@ -262,20 +263,9 @@ class StateMachines:
             resource = f"arn:aws:lambda:{region}:{account}:function:{resource}"
         role = execution.role_arn.rpartition("/")[2]
         principal = _session_arn(execution)
-        trust = (iam._roles.get_scoped(account, None, role) or {}).get("AssumeRolePolicyDocument", {})
-        assuming = iam_evaluator.EvalContext(
-            principal_arn=SERVICE,
-            principal_type="Service",
-            principal_account=account,
-            action="sts:AssumeRole",
-            resource_arn=execution.role_arn,
-            region=region,
-            service_context={"aws:sourceaccount": account, "aws:sourcearn": execution.machine.arn},
-        )
-        if not _trusts(trust, assuming):
-            return (
-                f"Neither the global service principal {SERVICE}, nor the regional one is authorized to assume the provided role."
-            )
+        source = {"aws:SourceAccount": account, "aws:SourceArn": execution.machine.arn}
+        if not authorisation.role_trusts(execution.role_arn, SERVICE, source):
+            return f"Neither the global service principal {SERVICE}, nor the regional one is authorized to assume the provided role."
         context = iam_evaluator.EvalContext(
             principal_arn=principal,
             principal_type="AssumedRole",
@@ -317,9 +307,7 @@ class StateMachines:
         )
 
     def _state_changed(self, execution: asl.Execution, state: str, event: str, error: str | None) -> None:
-        self._region.journal.record(
-            "state", arn=execution.arn, machine=execution.machine.name, state=state, event=event, error=error
-        )
+        self._region.journal.record("state", arn=execution.arn, machine=execution.machine.name, state=state, event=event, error=error)
 
     # -- ministack's records ---------------------------------------------------------------------------------------
 
@@ -334,15 +322,6 @@ class StateMachines:
             record["output"] = dumps(execution.output) if execution.status == "SUCCEEDED" else None
             record["status"] = execution.status
         return record
-
-
-def _trusts(trust: str | dict[str, Any], context: iam_evaluator.EvalContext) -> bool:
-    """Whether a role's trust policy lets Step Functions assume it; its statements have no Resource, so it is put in."""
-    document = json.loads(trust) if isinstance(trust, str) else trust
-    statements = document.get("Statement", [])
-    statements = [statements] if isinstance(statements, dict) else statements
-    whole = {"Statement": [{**s, "Resource": "*"} for s in statements]}
-    return bool(iam_evaluator.evaluate_resource_policy(whole, context, service=SERVICE).decision == "Allow")
 
 
 @lru_cache(maxsize=256)

@@ -68,9 +68,7 @@ def test_the_kinds_of_intents_are_those_of_the_use_cases() -> None:
     from autojoin.use_cases import commanding
 
     kinds = set(
-        re.findall(
-            r"^\| `(node|canary|command|\w+)` \| .*\| .*\| .*\|$", TEXT.partition("## INTENT\n")[2].partition("## ")[0], re.M
-        )
+        re.findall(r"^\| `(node|canary|command|\w+)` \| .*\| .*\| .*\|$", TEXT.partition("## INTENT\n")[2].partition("## ")[0], re.M)
     )
 
     assert kinds == {commanding.NODE, commanding.CANARY, commanding.COMMAND}

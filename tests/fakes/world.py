@@ -2,7 +2,8 @@
 
 The fakes keep the semantics that rules lean on (one condition decides a lease, a completed action is over, a command's end
 comes as an event), and they can fail: `world.break_next(method, error)` makes the next call of a port's method raise,
-`lose_events` drops events.
+`lose_events` drops events, `fault` breaks a run at a state's edges (lab/asl/faults.py), `hooks_expire` lets a hook that
+nobody keeps alive run out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from autojoin.domain.scripts import Invocation
 from autojoin.entrypoint import Handler
 from autojoin.ports import Agent, ExecutionState, Instance, Intent, Lease, Membership, NodeRecord, Pin
 from lab import asl
+from lab.asl.faults import Faults
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCOUNT = "123456789012"
@@ -75,6 +78,7 @@ class Action:
     open: bool = True
     result: str | None = None
     heartbeats: int = 0
+    touched_at: float | None = None
 
 
 @dataclass
@@ -121,10 +125,13 @@ class World:
         self.meetings: dict[str, dict[str, str]] = {}
         self.tokens: list[str] = []
         self.lose_events = False
+        self.hooks_expire = False
+        self.fault: Faults | None = None
+        self.completions: list[tuple[str, str]] = []
         self.failures: dict[str, list[Exception]] = {}
         self.calls: list[str] = []
         self.handlers = load_handlers(lambda: self)
-        self.engine = asl.Engine(self.time, self._invoke, on_status=self._status, region=REGION, account=ACCOUNT)
+        self.engine = asl.Engine(self.time, self._invoke, on_status=self._status, faults=self._fault, region=REGION, account=ACCOUNT)
         self.machines_by_name = {name: machine(name) for name in ("join", "leave")}
         for made in self.machines_by_name.values():
             self.engine.register(made)
@@ -163,7 +170,7 @@ class World:
                 self.add_group(group)
             self.lifecycle[instance_id] = Membership(group, lifecycle_state)
             if lifecycle_state.endswith(":Wait"):
-                self.actions[instance_id] = Action(str(uuid.uuid4()), self.asg[group].hooks[0].name)
+                self.actions[instance_id] = Action(str(uuid.uuid4()), self.asg[group].hooks[0].name, touched_at=self.time.time())
         return made
 
     def add_master(self, instance_id: str = "i-0000000000000aaaa", **more: Any) -> Instance:
@@ -212,14 +219,17 @@ class World:
         boundary = function_arn.rsplit(":", 1)[-1].removeprefix("autojoin-")
         try:
             return self.handlers[boundary](json.loads(json.dumps(payload)), None)
+        except asl.TaskFailed:
+            raise
         except Exception as error:
             cause = {"errorType": type(error).__name__, "errorMessage": str(error)}
             raise asl.TaskFailed(type(error).__name__, json.dumps(cause)) from error
 
+    def _fault(self, point: asl.FaultPoint) -> Any:
+        return self.fault(point) if self.fault else None
+
     def _status(self, execution: asl.Execution) -> None:
-        if execution.status not in ("FAILED", "TIMED_OUT", "ABORTED") or ":stateMachine:autojoin-join" not in _machine_arn(
-            execution
-        ):
+        if execution.status not in ("FAILED", "TIMED_OUT", "ABORTED") or ":stateMachine:autojoin-join" not in _machine_arn(execution):
             return
         if self.lose_events:
             return
@@ -233,7 +243,15 @@ class World:
             "cause": execution.cause,
         }
         event = {"source": "aws.states", "detail-type": "Step Functions Execution Status Change", "detail": detail}
-        self.engine.call_later(0.1, lambda: self.handlers["intake"](event, None))
+        self.engine.call_later(0.1, lambda: self._deliver("intake", event))
+
+    def _deliver(self, boundary: str, event: dict[str, Any], tries: int = 2) -> None:
+        """An event, as Lambda delivers it: a failed function is tried once more, a minute later."""
+        try:
+            self.handlers[boundary](event, None)
+        except (errors.AutojoinError, asl.TaskFailed):
+            if tries > 1:
+                self.engine.call_later(60.0, lambda: self._deliver(boundary, event, tries - 1))
 
     def _call(self, method: str) -> None:
         self.calls.append(method)
@@ -270,11 +288,13 @@ class World:
 
     def switch_off_source_dest_check(self, instance_id: str) -> None:
         self._call("switch_off_source_dest_check")
+        self._require_live(instance_id)
         self.dest_check_off.add(instance_id)
 
     # -- Groups ----------------------------------------------------------------------------------------------------------
     def membership(self, instance_id: str) -> Membership | None:
         self._call("membership")
+        self._expire(instance_id)
         return self.lifecycle.get(instance_id)
 
     def tags(self, group: str) -> Mapping[str, str]:
@@ -287,16 +307,36 @@ class World:
 
     def heartbeat(self, held: HeldHook, instance_id: str) -> None:
         self._call("heartbeat")
-        self._open_action(held, instance_id).heartbeats += 1
+        action = self._open_action(held, instance_id)
+        action.heartbeats, action.touched_at = action.heartbeats + 1, self.time.time()
 
     def complete(self, held: HeldHook, instance_id: str, result: str) -> None:
         self._call("complete")
         action = self._open_action(held, instance_id)
         action.open, action.result = False, result
+        self.completions.append((instance_id, result))
         after = "InService" if result == "CONTINUE" else "Terminating:Proceed"
         self.lifecycle[instance_id] = replace(self.lifecycle[instance_id], lifecycle_state=after)
 
+    def end_action(self, instance_id: str, after: str) -> None:
+        """The action ends without us, and the instance goes on to this state."""
+        self.actions[instance_id].open = False
+        self.lifecycle[instance_id] = replace(self.lifecycle[instance_id], lifecycle_state=after)
+
+    def _expire(self, instance_id: str) -> None:
+        action = self.actions.get(instance_id)
+        if not self.hooks_expire or action is None or not action.open or action.touched_at is None:
+            return
+        waits = {h.name: h.heartbeat_timeout_s for h in self.asg[self.lifecycle[instance_id].group].hooks}
+        if self.time.time() >= action.touched_at + waits[action.hook]:
+            self.end_action(instance_id, "Terminating:Proceed")
+
+    def _require_live(self, instance_id: str) -> None:
+        if self.ec2[instance_id].state not in ("pending", "running"):
+            raise errors.InstanceGone(f"{instance_id} is {self.ec2[instance_id].state}", "running", "nothing")
+
     def _open_action(self, held: HeldHook, instance_id: str) -> Action:
+        self._expire(instance_id)
         action = self.actions.get(instance_id)
         if action is None or not action.open or (held.token and held.token != action.token):
             raise errors.HookOver("an action that has ended", "one that waits", "nothing")
@@ -314,6 +354,7 @@ class World:
 
     def send(self, document: str, instance_id: str, parameters: Mapping[str, str], comment: str, pin: Pin | None = None) -> str:
         self._call("send")
+        self._require_live(instance_id)
         command_id = str(uuid.uuid4())
         self.sent.append((document, instance_id, dict(parameters), comment, command_id))
         self.invocations[command_id] = Invocation(command_id, instance_id, f"autojoin-{document}", "InProgress", "InProgress")
@@ -325,7 +366,7 @@ class World:
 
     def _end(self, command_id: str, script: Script) -> None:
         known = self.invocations[command_id]
-        if known.is_terminal:
+        if known.is_terminal or (script.status != "Cancelled" and self.ec2[known.instance_id].state == "terminated"):
             return
         self.invocations[command_id] = replace(
             known,
@@ -348,7 +389,7 @@ class World:
             "status": known.status,
         }
         event = {"source": "aws.ssm", "detail-type": "EC2 Command Invocation Status-change Notification", "detail": detail}
-        self.handlers["answer"](event, None)
+        self._deliver("answer", event)
 
     def find(self, document: str, instance_id: str, comment: str) -> str | None:
         self._call("find")
@@ -501,6 +542,7 @@ def default_script(document: str) -> Script:
     return Script(stdout=f"log line\n{json.dumps(said)}\n")
 
 
+@cache
 def machine(name: str) -> asl.Machine:
     """statemachine/<name>.asl.yaml with the substitutions of a deployment."""
     text = (ROOT / "statemachine" / f"{name}.asl.yaml").read_text()

@@ -228,9 +228,7 @@ def test_wrong_hooks_are_refused_and_completed_only_where_ours(world: World, err
     assert world.left_of(NODE) == []
 
 
-@pytest.mark.parametrize(
-    "lifecycle_state", ["Warmed:Pending:Wait", "Warmed:Stopped", "Terminating:Wait", "Detaching", "Quarantined"]
-)
+@pytest.mark.parametrize("lifecycle_state", ["Warmed:Pending:Wait", "Warmed:Stopped", "Terminating:Wait", "Detaching", "Quarantined"])
 def test_an_instance_that_is_not_on_its_way_into_service_is_left_alone(world: World, lifecycle_state: str) -> None:
     world.add_instance(NODE, lifecycle_state=lifecycle_state)
 

@@ -22,9 +22,7 @@ def worst_s(state: dict[str, Any]) -> float:
         return 0.0
     retries = state.get("Retry", [])
     tries = 1 + sum(r["MaxAttempts"] for r in retries)
-    waits = sum(
-        budgets.worst_case_s(r["MaxAttempts"], r["IntervalSeconds"], r["BackoffRate"], r["MaxDelaySeconds"]) for r in retries
-    )
+    waits = sum(budgets.worst_case_s(r["MaxAttempts"], r["IntervalSeconds"], r["BackoffRate"], r["MaxDelaySeconds"]) for r in retries)
     return tries * float(state["TimeoutSeconds"]) + waits
 
 
@@ -46,12 +44,12 @@ def longest_from(states: dict[str, Any], start: str, back: set[tuple[str, str]])
 
 
 JOIN_BACK = {("AgentDeadline", "AwaitAgent"), ("JoinDeadline", "Join"), ("VerifyDeadline", "Verify")}
-LEAVE_BACK = {("Settle", "TakeOver"), ("RemoveDeadline", "RemoveNode")}
+LEAVE_BACK = {("Settle", "TakeOver"), ("LeaveDeadline", "LeaveNode"), ("RemoveDeadline", "RemoveNode")}
 FINALIZER_S = budgets.RULE_EVENT_AGE_S + budgets.FUNCTION_EVENT_AGE_S + 3 * budgets.FUNCTION_TIMEOUT_S["intake"]
 
 
 def longest_clean_up_s() -> float:
-    """The clean-up's ways round are bounded by time: quiet after the longest function, removal by remove_ms."""
+    """The clean-up's ways round are bounded by time: quiet after the longest function, leave and removal by leave_ms and remove_ms."""
     quiet = budgets.LONGEST_FUNCTION_S + 2 * budgets.SLACK_S + worst_s(LEAVE["TakeOver"])
     removal = budgets.command_budget_s("leave-node") + budgets.command_budget_s("remove-node")
     return quiet + removal + longest_from(LEAVE, "TakeOver", LEAVE_BACK)
@@ -68,9 +66,7 @@ def test_a_clean_up_ends_before_its_machine_times_out() -> None:
 
 def test_a_join_ends_before_its_machine_times_out() -> None:
     before = worst_s(JOIN["Admit"]) + worst_s(JOIN["Preflight"])
-    waits = (
-        budgets.AGENT_S + budgets.command_budget_s("join-worker") + budgets.command_budget_s("verify") + worst_s(JOIN["AwaitAgent"])
-    )
+    waits = budgets.AGENT_S + budgets.command_budget_s("join-worker") + budgets.command_budget_s("verify") + worst_s(JOIN["AwaitAgent"])
 
     assert before + waits + longest_after_a_deadline_s() < budgets.JOIN_MACHINE_S
 

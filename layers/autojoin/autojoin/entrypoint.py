@@ -63,13 +63,13 @@ def handler_for(operations: Mapping[type[BaseModel], UseCase], ports: Callable[[
 
 def _model_of(event: object, models: Mapping[str, type[BaseModel]]) -> type[BaseModel]:
     named = event.get("operation") or event.get("detail-type") if isinstance(event, dict) else None
-    if named not in models:
+    if not isinstance(named, str) or named not in models:
         raise errors.InvalidInput(
             f"an event with operation or detail-type {named!r}",
             "one of " + ", ".join(sorted(models)),
             "nothing if someone else's rule sent it; otherwise deploy machines and functions together",
         )
-    return models[str(named)]
+    return models[named]
 
 
 def _keys(event: object) -> tuple[dict[str, Any], str | None]:

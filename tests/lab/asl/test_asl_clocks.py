@@ -179,9 +179,7 @@ def test_real_engine_stops_times_out_and_answers_from_other_threads() -> None:
         answered, late, stopped = (engine.start(parsed, n, {}) for n in ("answered", "late", "stopped"))
         engine.stop(stopped.arn)
         first = threading.Event()
-        threading.Thread(
-            target=lambda: (_wait_for(answered), engine.send_task_success(_token(answered, tokens), 1), first.set())
-        ).start()
+        threading.Thread(target=lambda: (_wait_for(answered), engine.send_task_success(_token(answered, tokens), 1), first.set())).start()
         assert answered.wait(60)
         assert late.wait(60)
         assert first.wait(60)

@@ -180,9 +180,7 @@ def test_full_jitter_waits_between_nothing_and_the_delay() -> None:
 
 
 def test_each_retrier_counts_its_own_attempts_and_retry_count_counts_all() -> None:
-    states = {
-        "A": task({"retry": "{% $states.context.State.RetryCount %}"}, Retry=[retry("A", MaxAttempts=1), retry("B", MaxAttempts=1)])
-    }
+    states = {"A": task({"retry": "{% $states.context.State.RetryCount %}"}, Retry=[retry("A", MaxAttempts=1), retry("B", MaxAttempts=1)])}
 
     done = run(machine(states), Failing("A", "B"))
     failed = run(machine(states), Failing("A", "B", "A"))

@@ -99,9 +99,7 @@ def test_a_retried_fault_is_one_attempt(edge: str, calls: list[str]) -> None:
     assert (execution.status, world.calls) == ("SUCCEEDED", calls)
 
 
-@pytest.mark.parametrize(
-    ("state", "edge", "calls"), [("A", "before", ["H"]), ("A", "after", ["A", "H"]), ("B", "after", ["A", "B", "H"])]
-)
+@pytest.mark.parametrize(("state", "edge", "calls"), [("A", "before", ["H"]), ("A", "after", ["A", "H"]), ("B", "after", ["A", "B", "H"])])
 def test_a_lost_answer_ends_in_the_time_out(state: str, edge: str, calls: list[str]) -> None:
     execution, world = broken(asl.KILL_ANSWER, state, edge)
 

@@ -66,9 +66,7 @@ def test_the_first_failure_stops_the_other_branches() -> None:
         Catch=[catch("S")],
     )
     engine = asl.Engine(clock, invoke)
-    done = engine.start(
-        asl.parse(machine({"P": state, "S": {"Type": "Succeed", "Output": "{% $states.input.Error %}"}})), "run", {}
-    )
+    done = engine.start(asl.parse(machine({"P": state, "S": {"Type": "Succeed", "Output": "{% $states.input.Error %}"}})), "run", {})
     engine.run()
 
     assert (done.output, calls, done.stopped_at) == ("Bad", ["bad"], 0)

@@ -242,9 +242,7 @@ def own_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(lint_machines.ENDS, "join", ENDS)
 
 
-def test_the_command_prints_file_state_and_problem(
-    repository: Callable[[State], list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_file_state_and_problem(repository: Callable[[State], list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     assert lint_machines.main(repository(good())) == 0
 
     arguments = repository(broken("Admit", "Comment"))

@@ -74,9 +74,7 @@ def region(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Region]:
             iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(trust))
         iam.put_role_policy(RoleName="function", PolicyName="p", PolicyDocument=policy(("states:SendTask*", "*"), ("logs:*", "*")))
         for name in ("machine", "untrusted"):
-            allowed = policy(
-                ("lambda:InvokeFunction", FUNCTION), ("states:StartExecution", "arn:aws:states:*:*:stateMachine:child")
-            )
+            allowed = policy(("lambda:InvokeFunction", FUNCTION), ("states:StartExecution", "arn:aws:states:*:*:stateMachine:child"))
             iam.put_role_policy(RoleName=name, PolicyName="p", PolicyDocument=allowed)
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w") as z:

@@ -363,9 +363,7 @@ class TestMachines:
         assert outcome(lambda: right.send_task_success(taskToken=token, output="{}")) == "allowed"
         assert eventually(lambda: states.describe_execution(executionArn=execution)["status"] == "SUCCEEDED")
 
-    def test_an_execution_is_described_by_its_own_arn(
-        self, region: Region, outputs: dict[str, str], as_role: Callable[..., Any]
-    ) -> None:
+    def test_an_execution_is_described_by_its_own_arn(self, region: Region, outputs: dict[str, str], as_role: Callable[..., Any]) -> None:
         execution = arn(region, "states", "execution:conformance-machine:x")
         by_execution = as_role("stepfunctions", {"Action": "states:DescribeExecution", "Resource": execution})
         by_machine = as_role("stepfunctions", {"Action": "states:DescribeExecution", "Resource": outputs["MachineArn"]})

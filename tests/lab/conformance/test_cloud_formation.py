@@ -56,9 +56,7 @@ def test_a_reference_to_a_secret_is_its_arn_and_to_a_profile_its_name(outputs: d
     assert outputs["ProfileRef"] == f"{STACK}-node"
 
 
-def test_concurrency_dead_letter_queue_and_vpc_of_a_function_come_from_the_template(
-    region: Region, outputs: dict[str, str]
-) -> None:
+def test_concurrency_dead_letter_queue_and_vpc_of_a_function_come_from_the_template(region: Region, outputs: dict[str, str]) -> None:
     client = region.client("lambda")
 
     function = client.get_function_configuration(FunctionName=f"{STACK}-greet")

@@ -146,9 +146,7 @@ def test_a_rule_starts_a_machine_only_with_a_role_that_may_and_that_it_may_assum
     roles = {}
     for name, service in (("starter", "events.amazonaws.com"), ("stranger", "lambda.amazonaws.com")):
         trust = {"Statement": [{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}]}
-        roles[name] = iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", **trust}))[
-            "Role"
-        ]["Arn"]
+        roles[name] = iam.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", **trust}))["Role"]["Arn"]
     may = {"Statement": [{"Effect": "Allow", "Action": "states:StartExecution", "Resource": outputs["MachineArn"]}]}
     codes = []
 

@@ -112,9 +112,7 @@ def test_a_hook_that_outlives_its_deadline_is_told_even_where_waiting_is_expecte
 
 def test_a_heartbeat_moves_the_deadline() -> None:
     # Given
-    found = evidence(
-        hook("opened", 10, deadline=40.0), hook("heartbeat", 39, deadline=69.0), hook("completed", 60, result="CONTINUE")
-    )
+    found = evidence(hook("opened", 10, deadline=40.0), hook("heartbeat", 39, deadline=69.0), hook("completed", 60, result="CONTINUE"))
 
     # When / Then
     assert violations("no_hook_outlives_its_deadline", found) == []

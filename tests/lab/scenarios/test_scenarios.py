@@ -62,7 +62,9 @@ def test_a_run_with_a_broken_invariant_exits_1_and_reports_it(tmp_path: Path) ->
     # Then
     assert done.returncode == 1, done.stdout + done.stderr
     verdicts = json.loads(report.read_text(encoding="utf-8"))["invariants"]
-    assert [name for name, verdict in verdicts.items() if not verdict["holds"]] == ["one_cluster_id_per_partition"]
+    broken = {name for name, verdict in verdicts.items() if not verdict["holds"]}
+    # A second cluster has members of its own: what follows from the planted violation may be named beside it.
+    assert broken in ({"one_cluster_id_per_partition"}, {"one_cluster_id_per_partition", "etcd_members_unchanged"})
 
 
 @pytest.fixture(scope="module")

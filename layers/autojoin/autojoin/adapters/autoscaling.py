@@ -34,9 +34,7 @@ class AutoScalingGroups:
     def tags(self, group: str) -> Mapping[str, str]:
         """The group's tags; empty if there is no such group."""
         with translated("autoscaling:DescribeTags"):
-            pages = self._autoscaling.get_paginator("describe_tags").paginate(
-                Filters=[{"Name": "auto-scaling-group", "Values": [group]}]
-            )
+            pages = self._autoscaling.get_paginator("describe_tags").paginate(Filters=[{"Name": "auto-scaling-group", "Values": [group]}])
             return {t["Key"]: t["Value"] for page in pages for t in page["Tags"]}
 
     def hooks(self, group: str) -> tuple[Hook, ...]:

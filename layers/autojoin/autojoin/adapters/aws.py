@@ -8,7 +8,7 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
 from autojoin import errors
 
@@ -26,12 +26,26 @@ THROTTLED = frozenset(
         "RequestThrottled",
         "RequestThrottledException",
         "LimitExceededException",
+        "BandwidthLimitExceeded",
+        "EC2ThrottledException",
+        "PriorRequestNotComplete",
+        "SlowDown",
         "TransactionInProgressException",
         "ResourceContention",
         "TransactionConflictException",
     }
 )
-OWN_FAULT = frozenset({"InternalFailure", "InternalServerError", "InternalError", "ServiceUnavailable", "Unavailable"})
+OWN_FAULT = frozenset(
+    {
+        "InternalFailure",
+        "InternalServerError",
+        "InternalError",
+        "ServiceUnavailable",
+        "Unavailable",
+        "RequestTimeout",
+        "RequestTimeoutException",
+    }
+)
 
 
 def client(service: str) -> Any:
@@ -61,6 +75,10 @@ def translated(action: str, unless: frozenset[str] = frozenset()) -> Iterator[No
         if code_of(error) in unless:
             raise
         raise as_ours(error, action) from error
+    except ParamValidationError as error:
+        raise errors.AwsRefused(
+            f"{action} was not sent: {error}", "parameters that the API takes", "report it: Autojoin made the call"
+        ) from error
     except BotoCoreError as error:
         raise errors.AwsUnavailable(f"{action}: {error}", "an answer of AWS", "nothing: it is tried again") from error
 
@@ -73,6 +91,4 @@ def as_ours(error: ClientError, action: str) -> errors.AutojoinError:
         return errors.AwsThrottled(seen, "an answer within the rate", "nothing: it is tried again")
     if code in OWN_FAULT or status >= 500:
         return errors.AwsUnavailable(seen, "an answer of AWS", "nothing: it is tried again")
-    return errors.AwsRefused(
-        seen, "the call to be allowed and valid", "compare the function's role in template.yaml with what is deployed"
-    )
+    return errors.AwsRefused(seen, "the call to be allowed and valid", "compare the function's role in template.yaml with what is deployed")

@@ -57,8 +57,7 @@ class DynamoDbRegistry:
                     TableName=self._table,
                     Key=_node_key(instance_id, "LEASE"),
                     UpdateExpression="SET #owner = :me ADD #fence :one",
-                    ConditionExpression="attribute_not_exists(#tombstone) AND "
-                    "(attribute_not_exists(#owner) OR #owner IN (:me, :instead))",
+                    ConditionExpression="attribute_not_exists(#tombstone) AND (attribute_not_exists(#owner) OR #owner IN (:me, :instead))",
                     ExpressionAttributeNames={**NAMES, "#fence": "fence"},
                     ExpressionAttributeValues={":me": _s(owner), ":instead": _s(instead_of or owner), ":one": _n(1)},
                     ReturnValues="ALL_NEW",

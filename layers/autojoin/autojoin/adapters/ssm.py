@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from autojoin.domain.scripts import Invocation
 from autojoin.events.configuration import ClusterDeclaration, PartitionDeclaration
 from autojoin.ports import Agent, Pin
 
+CLUSTER = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+"""Names that a cluster can be declared under; the documents take no others."""
 NOT_TAKEN = frozenset({"InvalidInstanceId"})
 NOT_VISIBLE_YET = frozenset({"InvocationDoesNotExist", "InvalidPluginName"})
 NO_PARAMETER = frozenset({"ParameterNotFound"})
@@ -110,6 +113,8 @@ class SsmConfiguration:
 
     def topology(self, cluster: str) -> Topology | None:
         """The cluster's zone and partitions, oldest first; None if the cluster is not declared. Raises ConfigurationInvalid."""
+        if not CLUSTER.fullmatch(cluster):
+            return None
         name = f"/autojoin/{cluster}/cluster"
         try:
             with translated("ssm:GetParameter", unless=NO_PARAMETER):

@@ -12,6 +12,7 @@ LAUNCHING = "autojoin-launching"
 LAUNCH_TRANSITION = "autoscaling:EC2_INSTANCE_LAUNCHING"
 TERMINATE_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
 HELD_AT_LAUNCH = "Pending:Wait"
+BEFORE_ITS_HOOK = "Pending"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Hook:
         """Whether its NotificationMetadata is a JSON object with "autojoin": 1."""
         try:
             parsed = json.loads(self.metadata or "")
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         return isinstance(parsed, dict) and parsed.get("autojoin") == 1
 
@@ -70,6 +71,14 @@ def hook_of_ours(group: str, hooks: tuple[Hook, ...]) -> Hook:
             f"set HeartbeatTimeout to {budgets.SHORTEST_HEARTBEAT_S} or more (the example uses 300)",
         )
     return hook
+
+
+def is_held(lifecycle_state: str, token: str | None) -> bool:
+    """Whether a launch hook holds an instance in this state.
+
+    token  of its lifecycle action, if known: its event can come before Auto Scaling's answers show the wait
+    """
+    return lifecycle_state == HELD_AT_LAUNCH or (lifecycle_state == BEFORE_ITS_HOOK and token is not None)
 
 
 def is_warm(lifecycle_state: str) -> bool:

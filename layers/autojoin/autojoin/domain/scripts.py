@@ -45,7 +45,7 @@ def last_line(stdout: str) -> ScriptResult | None:
         return None
     try:
         parsed = json.loads(lines[-1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(parsed, dict) or not isinstance(parsed.get("ok"), bool):
         return None
@@ -77,9 +77,7 @@ def conclude(invocation: Invocation) -> ScriptResult | None:
             "look at the instance's SSM agent, its instance profile and its way to the SSM endpoints",
         )
     if invocation.status == "TimedOut":
-        raise errors.ScriptTimedOut(
-            f"{where}: {invocation.status_details or 'TimedOut'}", "an end within its execution time-out", look
-        )
+        raise errors.ScriptTimedOut(f"{where}: {invocation.status_details or 'TimedOut'}", "an end within its execution time-out", look)
     if invocation.status == "Cancelled":
         raise errors.ScriptCancelled(f"{where} was cancelled", "an end by itself", f"start the join again; {look}")
     cls = errors.BY_EXIT_CODE.get(invocation.exit_code, errors.ScriptFailed)

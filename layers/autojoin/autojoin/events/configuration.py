@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-CIDR = r"^(\d{1,3}\.){3}\d{1,3}/\d{1,2}$"
+CIDR = r"^([0-9]{1,3}\.){3}[0-9]{1,3}/[0-9]{1,2}$"
 
 
 class Declared(BaseModel):

@@ -29,15 +29,22 @@ class LifecycleDetail(Incoming):
     Destination: str | None = None
 
 
+class TestNotification(Incoming):
+    """What Auto Scaling sends when a hook is made: no instance, no token."""
+
+    Event: Literal["autoscaling:TEST_NOTIFICATION"]
+    AutoScalingGroupName: str | None = None
+
+
 class LaunchAction(Incoming):
-    """An instance is held by a launch hook."""
+    """An instance is held by a launch hook; or the test of a new hook, which comes in the same envelope."""
 
     detail_type_name: ClassVar[str] = "EC2 Instance-launch Lifecycle Action"
 
     source: Literal["aws.autoscaling"]
     detail_type: Literal["EC2 Instance-launch Lifecycle Action"] = Field(alias="detail-type")
     time: datetime
-    detail: LifecycleDetail
+    detail: LifecycleDetail | TestNotification
 
 
 class ExecutionDetail(Incoming):

@@ -77,7 +77,8 @@ class DeadlinesView(Wire):
 class Admission(Wire):
     """Answer of Admit.
 
-    outcome   planned: a dry run, nothing was changed; in_progress: another execution (`owner`) works on the node
+    outcome   planned: a dry run, nothing was changed; in_progress: another execution (`owner`) works on the node, or will
+              (`owner` None) once its hook's event comes
     refusals  of a dry run: why a real one would be refused; plan, run and deadlines are then absent
     """
 
@@ -200,7 +201,7 @@ class Takeover(Wire):
     outcome  wait: the failed execution's last function may still run; nothing: no lease and no hook of ours to care for;
              undo: remove what it made
     scope    what remove-node removes: the Node with its canaries, or of a node that serves only the canaries
-    remove_ms  until when the removal may go round, milliseconds since the epoch
+    leave_ms, remove_ms  until when the leave script and the removal may go round, milliseconds since the epoch
     error, cause  the failed join's, for the Fail state
     """
 
@@ -211,6 +212,7 @@ class Takeover(Wire):
     stop_node: bool = False
     remove_node: bool = False
     scope: Literal["node", "canaries"] = "node"
+    leave_ms: int = 0
     remove_ms: int = 0
     error: str = "Unknown"
     cause: str = ""

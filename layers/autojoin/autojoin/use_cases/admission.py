@@ -7,15 +7,15 @@ from dataclasses import asdict, dataclass
 from autojoin import errors
 from autojoin.domain import budgets
 from autojoin.domain.identity import Identity, identify
-from autojoin.domain.lifecycle import HELD_AT_LAUNCH, Hook, hook_of_ours, is_warm
+from autojoin.domain.lifecycle import BEFORE_ITS_HOOK, HELD_AT_LAUNCH, Hook, hook_of_ours, is_held, is_warm
 from autojoin.domain.partitions import Partition, Topology
 from autojoin.domain.plan import Plan, plan_join
 from autojoin.events.operations import Admission, Admit, DeadlinesView, HookRef, NodeRef, PlanView, Run
 from autojoin.events.requests import JoinRequest
-from autojoin.ports import Instance, NodeRecord, Ports
+from autojoin.ports import Instance, Membership, NodeRecord, Ports
 from autojoin.use_cases.parse import parse
 
-JOINABLE_STATES = frozenset({"Pending", HELD_AT_LAUNCH, "Pending:Proceed", "InService", "Standby", "EnteringStandby"})
+JOINABLE_STATES = frozenset({BEFORE_ITS_HOOK, HELD_AT_LAUNCH, "Pending:Proceed", "InService", "Standby", "EnteringStandby"})
 LIVE_STATES = frozenset({"pending", "running"})
 
 
@@ -27,6 +27,7 @@ class Candidate:
     group: str | None
     hook: Hook | None
     held: bool
+    awaits_event: bool
     identity: Identity
     partition: Partition
     plan: Plan
@@ -55,6 +56,9 @@ def admit(command: Admit, ports: Ports) -> Admission:
     )
     if request.dry_run:
         return answer
+    if candidate.awaits_event:
+        ports.telemetry.info("its hook is about to hold the instance; the event of that starts the join")
+        return answer.model_copy(update={"outcome": "in_progress"})
     if not _take_lease(request.instance_id, command.execution, ports):
         lease = ports.registry.lease(request.instance_id)
         if lease.tombstone_ms is not None:
@@ -93,15 +97,25 @@ def examine(request: JoinRequest, ports: Ports) -> Candidate:
         hook = hook_of_ours(membership.group, ports.groups.hooks(membership.group))
     topology = ports.configuration.topology(identity.cluster)
     partition = _declared(identity, topology)
+    plan = plan_join(identity.role, partition)
+    _require_tenants(identity, topology)
+    held = bool(membership and hook and _is_held(membership, hook, request))
     return Candidate(
         instance=instance,
         group=membership.group if membership else None,
         hook=hook,
-        held=bool(membership and membership.lifecycle_state == HELD_AT_LAUNCH),
+        held=held,
+        awaits_event=bool(membership and not held and membership.lifecycle_state == BEFORE_ITS_HOOK),
         identity=identity,
         partition=partition,
-        plan=plan_join(identity.role, partition),
+        plan=plan,
     )
+
+
+def _is_held(membership: Membership, hook: Hook, request: JoinRequest) -> bool:
+    """Whether the hook holds the instance. The state decides; one that lags behind the event of this very hook counts as held."""
+    told = (request.group, request.hook) == (membership.group, hook.name)
+    return is_held(membership.lifecycle_state, request.token if told else None)
 
 
 def live_instance(instance_id: str, ports: Ports) -> Instance:
@@ -148,6 +162,16 @@ def _declared(identity: Identity, topology: Topology | None) -> Partition:
             "declare the partition (docs/configuration.md), or correct autojoin:partition of the group",
         )
     return partition
+
+
+def _require_tenants(identity: Identity, topology: Topology | None) -> None:
+    """A node runs the pods of tenant partitions; without one no script could even be sent."""
+    if topology is None or not topology.tenant_partitions():
+        raise errors.PartitionNotConfigured(
+            f"cluster {identity.cluster} declares no tenant partition",
+            f"at least one parameter of kind tp under /autojoin/{identity.cluster}/partitions/",
+            "declare the tenant partitions (docs/configuration.md)",
+        )
 
 
 def _run(command: Admit, request: JoinRequest, candidate: Candidate) -> Run:

@@ -190,11 +190,7 @@ def _record(run: Run, step: str, command_id: str, target: str, ports: Ports) -> 
 
 def _own_intent(run: Run, step: str, ports: Ports) -> Intent | None:
     return next(
-        (
-            i
-            for i in ports.registry.intents(run.node.instance_id)
-            if i.kind == COMMAND and i.key == step and i.execution == run.execution
-        ),
+        (i for i in ports.registry.intents(run.node.instance_id) if i.kind == COMMAND and i.key == step and i.execution == run.execution),
         None,
     )
 

@@ -10,15 +10,16 @@ import json
 from autojoin import errors
 from autojoin.domain import budgets
 from autojoin.domain.identity import CLUSTER_TAG, PARTITION_TAG, ROLE_TAG, is_ours
-from autojoin.domain.lifecycle import HELD_AT_LAUNCH, LAUNCH_TRANSITION
+from autojoin.domain.lifecycle import HELD_AT_LAUNCH, LAUNCH_TRANSITION, is_held
 from autojoin.events.operations import Abandon, Abandoned, HookRef, NodeRef, Run, TakeOver, Takeover
 from autojoin.events.requests import JoinRequest, LeaveRequest
-from autojoin.ports import NodeRecord, Ports
-from autojoin.use_cases.admission import LIVE_STATES
+from autojoin.ports import Membership, NodeRecord, Ports
+from autojoin.use_cases.admission import JOINABLE_STATES, LIVE_STATES
 from autojoin.use_cases.commanding import CANARY, NODE
 from autojoin.use_cases.parse import parse
 from autojoin.use_cases.waiting import held
 
+IN_SERVICE = JOINABLE_STATES - {HELD_AT_LAUNCH}
 KILLED_FROM_OUTSIDE = frozenset({"ABORTED", "TIMED_OUT"})
 
 
@@ -36,20 +37,21 @@ def take_over(command: TakeOver, ports: Ports) -> Takeover:
         quiet_ms = failed.stopped_ms + budgets.LONGEST_FUNCTION_S * 1000
         if now_ms < quiet_ms:
             return Takeover(outcome="wait", until_ms=quiet_ms + budgets.SLACK_S * 1000)
-    hook = _held_hook(request.instance_id, request.request, ports)
+    membership = ports.groups.membership(request.instance_id)
+    hook = _held_hook(membership, request.request, ports)
     lease = ports.registry.lease(request.instance_id)
     record = ports.registry.record(request.instance_id)
     ours = lease.owner in (request.from_execution, command.execution) or (lease.owner is None and hook is not None)
     if not ours or not ports.registry.take_lease(request.instance_id, command.execution, instead_of=request.from_execution):
         ports.telemetry.info("nothing to undo", owner=lease.owner, tombstone_ms=lease.tombstone_ms)
         return Takeover(outcome="nothing", until_ms=until_ms, error=request.failure.Error, cause=_plain(request.failure.Cause))
-    serves = bool(record and record.joined_ms is not None and record.joined_by != request.from_execution)
     intents = ports.registry.intents(request.instance_id)
     made_node = any(i.kind == NODE for i in intents)
     made_canary = any(i.kind == CANARY and i.execution == request.from_execution for i in intents)
     instance = ports.instances.get(request.instance_id)
     alive = bool(instance and instance.state in LIVE_STATES)
     tags = instance.tags if instance else {}
+    serves = hook is None and _serves(record, request.from_execution, membership, alive)
     return Takeover(
         outcome="undo",
         until_ms=until_ms,
@@ -57,12 +59,13 @@ def take_over(command: TakeOver, ports: Ports) -> Takeover:
             execution=command.execution,
             name=command.name,
             node=_node(request.instance_id, record, tags, ports),
-            hook=None if serves else hook,
+            hook=hook,
         ),
         serves=serves,
         stop_node=made_node and not serves and alive,
         remove_node=(made_node and not serves) or (made_canary and serves),
         scope="canaries" if serves else "node",
+        leave_ms=now_ms + budgets.command_budget_s("leave-node") * 1000,
         remove_ms=now_ms + (budgets.command_budget_s("leave-node") + budgets.command_budget_s("remove-node")) * 1000,
         error=request.failure.Error,
         cause=_plain(request.failure.Cause),
@@ -73,13 +76,13 @@ def abandon(command: Abandon, ports: Ports) -> Abandoned:
     """ABANDON the hook that still holds the instance, then forget what the failed join wrote.
 
     incomplete  something could not be removed: its intents stay, so that a later sweep knows exactly what is ours
-    Safe to repeat. Raises LeaseLost if another execution took the node.
+    Safe to repeat: the lease goes last, so a free one says that all is done. Raises LeaseLost if another execution took the node.
     """
     run = command.run
     instance_id = run.node.instance_id
     lease = ports.registry.lease(instance_id)
     if lease.owner != run.execution:
-        if lease.owner is None and ports.registry.record(instance_id) is None:
+        if lease.owner is None:
             return _abandoned(command, bool(run.hook), ports)
         raise errors.LeaseLost(
             f"the lease of {instance_id} is held by {lease.owner or 'nobody'}",
@@ -116,7 +119,7 @@ def _complete_abandon(run: Run, ports: Ports) -> bool:
     if run.hook is None:
         return False
     membership = ports.groups.membership(run.node.instance_id)
-    if membership is None or membership.lifecycle_state != HELD_AT_LAUNCH:
+    if membership is None or not is_held(membership.lifecycle_state, run.hook.token):
         return False
     try:
         ports.groups.complete(held(run.hook), run.node.instance_id, "ABANDON")
@@ -137,10 +140,18 @@ def _abandoned(command: Abandon, completed: bool, ports: Ports) -> Abandoned:
     )
 
 
-def _held_hook(instance_id: str, request: JoinRequest, ports: Ports) -> HookRef | None:
+def _serves(record: NodeRecord | None, from_execution: str, membership: Membership | None, alive: bool) -> bool:
+    """Whether the node, which no hook holds, went into service: before this execution, or by its own Complete."""
+    if record is None or record.joined_ms is None:
+        return False
+    if record.joined_by != from_execution:
+        return True
+    return alive and (membership is None or membership.lifecycle_state in IN_SERVICE)
+
+
+def _held_hook(membership: Membership | None, request: JoinRequest, ports: Ports) -> HookRef | None:
     """The hook of ours that holds the instance now, read from Auto Scaling; None where none does."""
-    membership = ports.groups.membership(instance_id)
-    if membership is None or membership.lifecycle_state != HELD_AT_LAUNCH:
+    if membership is None or not is_held(membership.lifecycle_state, request.token):
         return None
     if not is_ours(ports.groups.tags(membership.group)):
         return None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
 from autojoin import errors
 from autojoin.domain.identity import is_ours
 from autojoin.domain.lifecycle import Hook, is_warm
-from autojoin.events.eventbridge import JoinEnded, LaunchAction, LifecycleDetail
+from autojoin.events.eventbridge import JoinEnded, LaunchAction, LifecycleDetail, TestNotification
 from autojoin.events.operations import HandedOver, HandOver, Wire
 from autojoin.events.requests import Failure, JoinRequest, LeaveRequest
 from autojoin.ports import Ports
@@ -30,21 +31,22 @@ class Sorted(Wire):
 
 def launch_action(event: LaunchAction, ports: Ports) -> Sorted:
     """Start a join for an instance that a hook of ours holds; named by the action's token, so a duplicate starts nothing."""
-    reason = _why_not(event.detail, ports)
-    if reason:
-        ports.telemetry.info("event ignored", reason=reason, group=event.detail.AutoScalingGroupName)
-        ports.telemetry.count("EventsIgnored", reason=reason)
+    detail = event.detail
+    reason = "test-notification" if isinstance(detail, TestNotification) else _why_not(detail, ports)
+    if reason or isinstance(detail, TestNotification):
+        ports.telemetry.info("event ignored", reason=reason, group=detail.AutoScalingGroupName)
+        ports.telemetry.count("EventsIgnored", reason=str(reason))
         return Sorted(action="ignored", reason=reason)
     request = JoinRequest(
-        instance_id=event.detail.EC2InstanceId,
+        instance_id=detail.EC2InstanceId,
         dry_run=False,
         source="event",
-        group=event.detail.AutoScalingGroupName,
-        hook=event.detail.LifecycleHookName,
-        token=event.detail.LifecycleActionToken,
+        group=detail.AutoScalingGroupName,
+        hook=detail.LifecycleHookName,
+        token=detail.LifecycleActionToken,
         opened_ms=int(event.time.timestamp() * 1000),
     )
-    name = event.detail.LifecycleActionToken
+    name = detail.LifecycleActionToken
     started = ports.machines.start_join(name, request.model_dump(mode="json"))
     ports.telemetry.count("JoinsStarted" if started else "DuplicateEvents", source="event")
     return Sorted(action="started" if started else "duplicate", execution=name)
@@ -94,7 +96,7 @@ def hand_over(command: HandOver, ports: Ports) -> HandedOver:
 
 
 def _hand_over(execution: str, name: str, raw: dict[str, Any], failure: Failure, ports: Ports) -> HandedOver:
-    cleanup = name[:LONGEST_NAME] + CLEANUP
+    cleanup = _cleanup_name(name)
     try:
         request = parse(JoinRequest, raw, "the failed execution's input")
     except errors.InvalidInput as error:
@@ -102,11 +104,17 @@ def _hand_over(execution: str, name: str, raw: dict[str, Any], failure: Failure,
         return HandedOver(cleanup=cleanup, started=False)
     if request.dry_run:
         return HandedOver(cleanup=cleanup, started=False)
-    leave = LeaveRequest(
-        mode="rollback", instance_id=request.instance_id, from_execution=execution, request=request, failure=failure
-    )
+    leave = LeaveRequest(mode="rollback", instance_id=request.instance_id, from_execution=execution, request=request, failure=failure)
     started = ports.machines.start_leave(cleanup, leave.model_dump(mode="json"))
     return HandedOver(cleanup=cleanup, started=started)
+
+
+def _cleanup_name(name: str) -> str:
+    """`<name>-cleanup`; of a name that leaves no room for it, one that is as much its own."""
+    if len(name) > LONGEST_NAME:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+        name = f"{name[: LONGEST_NAME - 13]}-{digest}"
+    return name + CLEANUP
 
 
 def _outside_error(status: str) -> str:
