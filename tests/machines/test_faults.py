@@ -399,6 +399,28 @@ def test_clean_ups_of_joins_with_long_names_have_names_of_their_own() -> None:
     assert {a.result for a in world.actions.values()} == {"ABANDON"}
 
 
+def test_a_function_that_outlives_its_aborted_execution_is_waited_for() -> None:
+    case = Case("launch")
+    case.world.scripts["join-worker"] = [Script(ends=False)]
+
+    def around(method: str, call: Callable[[], Any]) -> Any:
+        if method == "send":
+            case.world.time.sleep(20)
+        return call()
+
+    def arrange() -> None:
+        wrap(case.world, around)
+        case.world.engine.call_later(15, lambda: case.world.engine.stop(executions(case)[RUN].arn))
+
+    case.play(arrange=arrange)
+
+    sent = [s[4] for s in case.world.sent if s[0] == "join-worker"]
+    assert executions(case)[RUN].status == "ABORTED"
+    assert len(sent) == 1
+    assert case.world.cancelled == sent
+    assert (case.held and case.held.result, left_of(case.world)) == ("ABANDON", [])
+
+
 def test_a_script_that_stays_busy_ends_in_time_and_is_rolled_back() -> None:
     case = Case("launch")
     case.world.scripts["join-worker"] = [refusal(15, "Busy")]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autojoin.domain.lifecycle import LAUNCH_TRANSITION, LAUNCHING, Hook, hook_of_ours
+from autojoin.domain.lifecycle import LAUNCH_TRANSITION, Hook, hook_of_ours
 from tests.template.support import ROOT, functions, of_type, parse_template, raw, resolve, texts, translated
 
 FUNCTIONS = of_type(translated(), "AWS::Lambda::Function")
@@ -270,7 +270,7 @@ def test_a_group_of_the_examples_is_one_that_autojoin_accepts(path: str) -> None
             for h in properties["LifecycleHookSpecificationList"]
         )
 
-        assert hook_of_ours("g", hooks).name == LAUNCHING
+        assert hook_of_ours("g", hooks).name == "autojoin-launching"
         assert {h["DefaultResult"] for h in properties["LifecycleHookSpecificationList"]} == {"ABANDON"}
         assert {h.transition for h in hooks} == {LAUNCH_TRANSITION}
         tags = {t["Key"]: t for t in properties["Tags"]}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from autojoin.domain.intents import Intent as Intent
 from autojoin.domain.lifecycle import HeldHook, Hook
 from autojoin.domain.partitions import Topology
 from autojoin.domain.scripts import Invocation
@@ -150,17 +151,6 @@ class NodeRecord:
     node_uid: str | None = None
     joined_ms: int | None = None
     joined_by: str | None = None
-
-
-@dataclass(frozen=True)
-class Intent:
-    """What an execution is about to make outside itself. `value` is filled in once it is known."""
-
-    kind: str
-    key: str
-    execution: str
-    value: str = ""
-    effect_ms: int | None = None
 
 
 class Registry(Protocol):

@@ -199,9 +199,8 @@ class DynamoDbRegistry:
         return _string(answer.get("Attributes", {}), theirs)
 
     def _delete_meeting(self, instance_id: str, intent: Intent) -> None:
-        command_id, _, target = intent.value.partition("@")
-        if intent.kind == "command" and command_id:
-            key = {"pk": _s(f"COMMAND#{command_id}"), "sk": _s(target or instance_id)}
+        if intent.command_id:
+            key = {"pk": _s(f"COMMAND#{intent.command_id}"), "sk": _s(intent.target or instance_id)}
             with translated("dynamodb:DeleteItem"):
                 self._dynamodb.delete_item(TableName=self._table, Key=key)
 

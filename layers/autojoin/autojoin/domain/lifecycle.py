@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from autojoin import errors
 from autojoin.domain import budgets
 
-LAUNCHING = "autojoin-launching"
 LAUNCH_TRANSITION = "autoscaling:EC2_INSTANCE_LAUNCHING"
 TERMINATE_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
 HELD_AT_LAUNCH = "Pending:Wait"

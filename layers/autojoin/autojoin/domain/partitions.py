@@ -8,8 +8,6 @@ from enum import StrEnum
 
 from autojoin import errors
 
-API_PORT = 8080
-
 
 class PartitionKind(StrEnum):
     """A tenant partition, a resource partition, or both in one (scale-up)."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from autojoin import errors
 from autojoin.domain import budgets
 from autojoin.domain.identity import Role
+from autojoin.domain.intents import CANARY, COMMAND, NODE, sent_command
 from autojoin.domain.partitions import Partition, Topology, client_ca_parameter
 from autojoin.domain.scripts import Invocation, conclude
 from autojoin.events.eventbridge import CommandEnded
@@ -20,9 +21,10 @@ from autojoin.ports import Intent, Pin, Ports
 from autojoin.use_cases.preflight import MASTERS
 from autojoin.use_cases.waiting import ONLINE, heartbeat
 
-COMMAND = "command"
-NODE = "node"
-CANARY = "canary"
+
+def _document(step: str, role: str) -> str:
+    """The document that a step sends."""
+    return {"Join": f"join-{role}", "Verify": "verify", "LeaveNode": "leave-node", "RemoveNode": "remove-node"}[step]
 
 
 def join(command: Join, ports: Ports) -> Done:
@@ -32,16 +34,10 @@ def join(command: Join, ports: Ports) -> Done:
     topology, partition = _declared(run, ports)
     _intend(run, Intent(NODE, run.node.instance_id, run.execution), ports)
     parameters = {
-        "Cluster": run.node.cluster,
-        "Partition": partition.id,
-        "InstanceId": run.node.instance_id,
-        "Zone": topology.zone,
-        "TenantPartitions": ",".join(topology.tenant_partitions()),
-        "PodCidr": partition.pod_cidr or "",
-        "CniBackend": partition.cni_backend,
+        **_node_parameters(run, topology, partition),
         "ClientCaParameter": client_ca_parameter(run.node.cluster, partition.id),
     }
-    return _turn(run, "Join", f"join-{run.node.role}", run.node.instance_id, parameters, command.token, ports, _pin(command))
+    return _turn(run, "Join", run.node.instance_id, parameters, command.token, ports, _pin(command))
 
 
 def verify(command: Verify, ports: Ports) -> Done:
@@ -51,17 +47,11 @@ def verify(command: Verify, ports: Ports) -> Done:
     topology, partition = _declared(run, ports)
     _intend(run, Intent(CANARY, run.name, run.execution), ports)
     parameters = {
-        "Cluster": run.node.cluster,
-        "Partition": partition.id,
-        "InstanceId": run.node.instance_id,
-        "Zone": topology.zone,
-        "TenantPartitions": ",".join(topology.tenant_partitions()),
-        "PodCidr": partition.pod_cidr or "",
-        "CniBackend": partition.cni_backend,
+        **_node_parameters(run, topology, partition),
         "Execution": run.name,
         "CanaryImage": topology.canary_image,
     }
-    return _turn(run, "Verify", "verify", run.node.instance_id, parameters, command.token, ports, _pin(command))
+    return _turn(run, "Verify", run.node.instance_id, parameters, command.token, ports, _pin(command))
 
 
 def leave_node(command: LeaveNode, ports: Ports) -> Done:
@@ -72,7 +62,7 @@ def leave_node(command: LeaveNode, ports: Ports) -> Done:
     if not agent or agent.ping != ONLINE:
         ports.callbacks.succeed(command.token, {"done": True, "skipped": "agent not online"})
         return Done()
-    return _turn(run, "LeaveNode", "leave-node", run.node.instance_id, {"InstanceId": run.node.instance_id}, command.token, ports)
+    return _turn(run, "LeaveNode", run.node.instance_id, {"InstanceId": run.node.instance_id}, command.token, ports)
 
 
 def remove_node(command: RemoveNode, ports: Ports) -> Done:
@@ -90,7 +80,7 @@ def remove_node(command: RemoveNode, ports: Ports) -> Done:
         "NodeUid": (record.node_uid if record else None) or "",
         "Scope": command.scope,
     }
-    return _turn(run, "RemoveNode", "remove-node", master, parameters, command.token, ports)
+    return _turn(run, "RemoveNode", master, parameters, command.token, ports)
 
 
 def stop_commands(command: StopCommands, ports: Ports) -> Done:
@@ -100,9 +90,10 @@ def stop_commands(command: StopCommands, ports: Ports) -> Done:
     for intent in ports.registry.intents(instance_id):
         if intent.kind != COMMAND or intent.execution != command.from_execution:
             continue
-        command_id, target = _split(intent.value, instance_id)
+        target = intent.target or instance_id
+        command_id = intent.command_id
         if not command_id:
-            document = f"join-{command.run.node.role}" if intent.key == "Join" else "verify"
+            document = _document(intent.key, command.run.node.role)
             command_id = ports.commands.find(document, target, _comment(from_name, intent.key)) or ""
         if command_id:
             ports.commands.cancel(command_id, target)
@@ -128,7 +119,6 @@ def command_ended(event: CommandEnded, ports: Ports) -> Done:
 def _turn(
     run: Run,
     step: str,
-    document: str,
     target: str,
     parameters: Mapping[str, str],
     token: str,
@@ -136,15 +126,18 @@ def _turn(
     pin: Pin | None = None,
 ) -> Done:
     """One turn of a command. Returns at once; raises the script's error if it has ended with one."""
+    document = _document(step, run.node.role)
     intent = _own_intent(run, step, ports)
-    command_id = _split(intent.value, target)[0] if intent else ""
+    command_id = intent.command_id if intent else ""
     if intent and not command_id:
         command_id = ports.commands.find(document, target, _comment(run.name, step)) or ""
     invocation = ports.commands.invocation(command_id, target) if command_id else None
     if not command_id or (invocation and invocation.is_terminal and conclude(invocation) is None):
+        if intent:
+            ports.registry.delete_intent(run.node.instance_id, intent)
         command_id = _send(run, step, document, target, parameters, ports, pin)
         invocation = None
-    elif intent and not intent.value:
+    elif intent and not intent.command_id:
         _record(run, step, command_id, target, ports)
     status = ports.registry.meet_token(command_id, target, token)
     if status and not (invocation and invocation.is_terminal):
@@ -152,6 +145,19 @@ def _turn(
     if invocation and invocation.is_terminal:
         ports.callbacks.succeed(token, _output(invocation))
     return Done()
+
+
+def _node_parameters(run: Run, topology: Topology, partition: Partition) -> dict[str, str]:
+    """What every script on the node itself is told."""
+    return {
+        "Cluster": run.node.cluster,
+        "Partition": partition.id,
+        "InstanceId": run.node.instance_id,
+        "Zone": topology.zone,
+        "TenantPartitions": ",".join(topology.tenant_partitions()),
+        "PodCidr": partition.pod_cidr or "",
+        "CniBackend": partition.cni_backend,
+    }
 
 
 def _pin(command: Join | Verify) -> Pin:
@@ -178,13 +184,8 @@ def _comment(execution_name: str, step: str) -> str:
     return f"{execution_name}/{step}"
 
 
-def _split(value: str, default_target: str) -> tuple[str, str]:
-    command_id, _, target = value.partition("@")
-    return command_id, target or default_target
-
-
 def _record(run: Run, step: str, command_id: str, target: str, ports: Ports) -> None:
-    sent = Intent(COMMAND, step, run.execution, f"{command_id}@{target}", ports.clock.now_ms())
+    sent = sent_command(step, run.execution, command_id, target, ports.clock.now_ms())
     ports.registry.put_intent(run.node.instance_id, sent, run.execution)
 
 
@@ -197,7 +198,7 @@ def _own_intent(run: Run, step: str, ports: Ports) -> Intent | None:
 
 def _recorded_target(run: Run, step: str, ports: Ports) -> str | None:
     intent = _own_intent(run, step, ports)
-    return _split(intent.value, "")[1] or None if intent and intent.value else None
+    return intent.target or None if intent else None
 
 
 def _intend(run: Run, intent: Intent, ports: Ports) -> None:

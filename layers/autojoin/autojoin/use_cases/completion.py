@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Literal
 
 from autojoin import errors
+from autojoin.domain.intents import CANARY, COMMAND, NODE
 from autojoin.events.operations import Complete, Completed, Run
 from autojoin.ports import Intent, NodeRecord, Ports
-from autojoin.use_cases.commanding import CANARY, COMMAND, NODE
 from autojoin.use_cases.waiting import held
 
 PASSED = frozenset({"Pending:Proceed", "InService"})

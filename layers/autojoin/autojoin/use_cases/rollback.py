@@ -10,12 +10,12 @@ import json
 from autojoin import errors
 from autojoin.domain import budgets
 from autojoin.domain.identity import CLUSTER_TAG, PARTITION_TAG, ROLE_TAG, is_ours
+from autojoin.domain.intents import CANARY, NODE
 from autojoin.domain.lifecycle import HELD_AT_LAUNCH, LAUNCH_TRANSITION, is_held
 from autojoin.events.operations import Abandon, Abandoned, HookRef, NodeRef, Run, TakeOver, Takeover
 from autojoin.events.requests import JoinRequest, LeaveRequest
 from autojoin.ports import Membership, NodeRecord, Ports
 from autojoin.use_cases.admission import JOINABLE_STATES, LIVE_STATES
-from autojoin.use_cases.commanding import CANARY, NODE
 from autojoin.use_cases.parse import parse
 from autojoin.use_cases.waiting import held
 
