@@ -115,3 +115,11 @@ def test_only_the_source_destination_check_is_changed(stubs: Stubs, instances: E
     stubs.expect("ec2", "modify_instance_attribute", {}, {"InstanceId": INSTANCE, "SourceDestCheck": {"Value": False}})
 
     instances.switch_off_source_dest_check(INSTANCE)
+
+
+@pytest.mark.parametrize("code", ["IncorrectInstanceState", "InvalidInstanceID.NotFound"])
+def test_a_terminated_instance_is_gone_and_not_a_refusal(stubs: Stubs, instances: Ec2Instances, code: str) -> None:
+    stubs.refuse("ec2", "modify_instance_attribute", code, status=400)
+
+    with pytest.raises(errors.InstanceGone):
+        instances.switch_off_source_dest_check(INSTANCE)

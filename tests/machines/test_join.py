@@ -8,6 +8,7 @@ import pytest
 
 from autojoin import errors
 from autojoin.domain.partitions import Partition, PartitionKind, Topology
+from autojoin.ports import Lease
 from lab import asl
 from tests.fakes.world import WORKER_TAGS, Script, World, hook, refusal
 
@@ -476,3 +477,13 @@ def test_no_task_token_is_in_any_output_of_a_state(world: World) -> None:
 def test_executions_are_refused_names_that_aws_refuses(world: World) -> None:
     with pytest.raises(asl.InvalidName):
         world.start("join", {"instance_id": NODE}, "a name with blanks")
+
+
+def test_a_lease_of_an_execution_that_step_functions_forgot_does_not_block_the_node(world: World) -> None:
+    world.add_instance(NODE)
+    world.leases[NODE] = Lease("arn:aws:states:eu-central-1:123456789012:execution:autojoin-leave:forgotten", 3, None)
+
+    execution = world.join(NODE)
+
+    assert execution.status == "SUCCEEDED"
+    assert world.leases[NODE].owner is None

@@ -50,7 +50,7 @@ class Instances(Protocol):
         """CIDR of each subnet."""
 
     def switch_off_source_dest_check(self, instance_id: str) -> None:
-        """Let the instance send and receive for other addresses than its own. Safe to repeat."""
+        """Let the instance send and receive for other addresses than its own. Safe to repeat. Raises InstanceGone."""
 
 
 @dataclass(frozen=True)

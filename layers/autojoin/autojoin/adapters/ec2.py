@@ -7,10 +7,12 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from autojoin.adapters.aws import translated
+from autojoin import errors
+from autojoin.adapters.aws import message_of, translated
 from autojoin.domain.identity import CLUSTER_TAG, PARTITION_TAG, ROLE_TAG
 from autojoin.ports import Instance
 
+GONE = frozenset({"IncorrectInstanceState", "IncorrectState", "InvalidInstanceID.NotFound"})
 NO_SUCH = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
 
 
@@ -50,9 +52,14 @@ class Ec2Instances:
         return {s["SubnetId"]: s["CidrBlock"] for s in answer["Subnets"]}
 
     def switch_off_source_dest_check(self, instance_id: str) -> None:
-        """Switch the source/destination check off. Safe to repeat."""
-        with translated("ec2:ModifyInstanceAttribute"):
-            self._ec2.modify_instance_attribute(InstanceId=instance_id, SourceDestCheck={"Value": False})
+        """Switch the source/destination check off. Safe to repeat. Raises InstanceGone if it is terminated or unknown."""
+        try:
+            with translated("ec2:ModifyInstanceAttribute", unless=GONE):
+                self._ec2.modify_instance_attribute(InstanceId=instance_id, SourceDestCheck={"Value": False})
+        except ClientError as refused:
+            raise errors.InstanceGone(
+                f"ec2:ModifyInstanceAttribute of {instance_id}: {message_of(refused)}", "pending or running", "nothing"
+            ) from refused
 
 
 def _instance(described: Mapping[str, Any]) -> Instance:

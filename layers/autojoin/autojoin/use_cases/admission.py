@@ -78,11 +78,18 @@ def _take_lease(instance_id: str, execution: str, ports: Ports) -> bool:
     if ports.registry.take_lease(instance_id, execution):
         return True
     owner = ports.registry.lease(instance_id).owner
-    dead = ports.machines.execution(owner) if owner else None
-    if dead is None or dead.stopped_ms is None or ports.clock.now_ms() < dead.stopped_ms + budgets.ORPHANED_S * 1000:
+    if owner is None or not _is_long_dead(owner, ports):
         return False
     ports.telemetry.warning("the lease of an execution that ended is taken over", owner=owner)
     return ports.registry.take_lease(instance_id, execution, instead_of=owner) is not None
+
+
+def _is_long_dead(owner: str, ports: Ports) -> bool:
+    """Whether the execution ended ORPHANED_S ago or earlier; Step Functions forgets them after 90 days."""
+    execution = ports.machines.execution(owner)
+    if execution is None:
+        return True
+    return execution.stopped_ms is not None and ports.clock.now_ms() >= execution.stopped_ms + budgets.ORPHANED_S * 1000
 
 
 def examine(request: JoinRequest, ports: Ports) -> Candidate:
