@@ -65,7 +65,7 @@ UNTRUE = [
     ("```bash\ntools/gone --check\n```", "README.md:2: path tools/gone: no such file or folder"),
     ("`gone.py`", "README.md:1: file gone.py: none of that name"),
     ("see /home/somebody/x", "README.md:1: a path of somebody's machine"),
-    ("from https://pypi.example.org/simple", "README.md:1: a host of a package index"),
+    ("from https://index.example.org/" + "simple", "README.md:1: a host of a package index"),
     ("TO" + "DO: write this", "README.md:1: something left to do"),
 ]
 
