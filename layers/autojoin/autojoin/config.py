@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autojoin.errors import InvalidInput
+from autojoin.events.problems import problems_of
 
 
 class Settings(BaseModel):
@@ -27,7 +28,7 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(dict(environment))
         except ValidationError as error:
-            raise InvalidInput(str(error), "the variables of template.yaml", "deploy the template again") from None
+            raise InvalidInput(problems_of(error), "the variables of template.yaml", "deploy the template again") from None
 
     def required(self, name: str) -> str:
         """The setting of that name. Raises InvalidInput if the function was deployed without it."""

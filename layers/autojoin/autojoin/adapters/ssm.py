@@ -15,6 +15,7 @@ from autojoin.domain import budgets
 from autojoin.domain.partitions import Partition, PartitionKind, Topology
 from autojoin.domain.scripts import Invocation
 from autojoin.events.configuration import ClusterDeclaration, PartitionDeclaration
+from autojoin.events.problems import problems_of
 from autojoin.ports import Agent, Pin
 
 CLUSTER = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -138,9 +139,8 @@ def _parse(model: Any, name: str, value: str) -> Any:
     try:
         return model.model_validate_json(value)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors(include_url=False))
         raise errors.ConfigurationInvalid(
-            f"parameter {name}: {problems}",
+            f"parameter {name}: {problems_of(error)}",
             f"a JSON object with {', '.join(model.model_fields)}",
             "put a corrected value (docs/configuration.md)",
         ) from None

@@ -183,6 +183,14 @@ class HandedOver(Wire):
     started: bool
 
 
+class Sorted(Wire):
+    """What became of an event: started (the machine's execution), duplicate, or ignored with a reason."""
+
+    action: str
+    reason: str | None = None
+    execution: str | None = None
+
+
 # -- leave, mode rollback -----------------------------------------------------------------------------------------------
 
 
@@ -195,7 +203,7 @@ class TakeOver(Wire):
     request: dict[str, Any]
 
 
-class Takeover(Wire):
+class TakenOver(Wire):
     """Answer of TakeOver.
 
     outcome  wait: the failed execution's last function may still run; nothing: no lease and no hook of ours to care for;

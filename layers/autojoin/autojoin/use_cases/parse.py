@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from autojoin import errors
+from autojoin.events.problems import problems_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -16,12 +17,8 @@ def parse(model: type[Model], data: Any, what: str) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in problem['loc']) or '(all of it)'}: {problem['msg']}"
-            for problem in error.errors(include_url=False, include_input=False)
-        )
         raise errors.InvalidInput(
-            f"{what}: {problems}",
+            f"{what}: {problems_of(error)}",
             f"the fields of {model.__name__}: {', '.join(model.model_fields)}",
             "correct the input; samples are in events/",
         ) from None

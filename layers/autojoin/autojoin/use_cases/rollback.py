@@ -12,7 +12,7 @@ from autojoin.domain import budgets
 from autojoin.domain.identity import CLUSTER_TAG, PARTITION_TAG, ROLE_TAG, is_ours
 from autojoin.domain.intents import CANARY, NODE
 from autojoin.domain.lifecycle import HELD_AT_LAUNCH, LAUNCH_TRANSITION, is_held
-from autojoin.events.operations import Abandon, Abandoned, HookRef, NodeRef, Run, TakeOver, Takeover
+from autojoin.events.operations import Abandon, Abandoned, HookRef, NodeRef, Run, TakenOver, TakeOver
 from autojoin.events.requests import JoinRequest, LeaveRequest
 from autojoin.ports import Membership, NodeRecord, Ports
 from autojoin.use_cases.admission import JOINABLE_STATES, LIVE_STATES
@@ -23,7 +23,7 @@ IN_SERVICE = JOINABLE_STATES - {HELD_AT_LAUNCH}
 KILLED_FROM_OUTSIDE = frozenset({"ABORTED", "TIMED_OUT"})
 
 
-def take_over(command: TakeOver, ports: Ports) -> Takeover:
+def take_over(command: TakeOver, ports: Ports) -> TakenOver:
     """Take the failed execution's lease, and say what there is to undo.
 
     Answers `wait` while the last function of an aborted execution may still run, `nothing` where the node is in other
@@ -36,7 +36,7 @@ def take_over(command: TakeOver, ports: Ports) -> Takeover:
     if failed and failed.status in KILLED_FROM_OUTSIDE and failed.stopped_ms is not None:
         quiet_ms = failed.stopped_ms + budgets.LONGEST_FUNCTION_S * 1000
         if now_ms < quiet_ms:
-            return Takeover(outcome="wait", until_ms=quiet_ms + budgets.SLACK_S * 1000)
+            return TakenOver(outcome="wait", until_ms=quiet_ms + budgets.SLACK_S * 1000)
     membership = ports.groups.membership(request.instance_id)
     hook = _held_hook(membership, request.request, ports)
     lease = ports.registry.lease(request.instance_id)
@@ -44,7 +44,7 @@ def take_over(command: TakeOver, ports: Ports) -> Takeover:
     ours = lease.owner in (request.from_execution, command.execution) or (lease.owner is None and hook is not None)
     if not ours or not ports.registry.take_lease(request.instance_id, command.execution, instead_of=request.from_execution):
         ports.telemetry.info("nothing to undo", owner=lease.owner, tombstone_ms=lease.tombstone_ms)
-        return Takeover(outcome="nothing", until_ms=until_ms, error=request.failure.Error, cause=_plain(request.failure.Cause))
+        return TakenOver(outcome="nothing", until_ms=until_ms, error=request.failure.Error, cause=_plain(request.failure.Cause))
     intents = ports.registry.intents(request.instance_id)
     made_node = any(i.kind == NODE for i in intents)
     made_canary = any(i.kind == CANARY and i.execution == request.from_execution for i in intents)
@@ -52,7 +52,7 @@ def take_over(command: TakeOver, ports: Ports) -> Takeover:
     alive = bool(instance and instance.state in LIVE_STATES)
     tags = instance.tags if instance else {}
     serves = hook is None and _serves(record, request.from_execution, membership, alive)
-    return Takeover(
+    return TakenOver(
         outcome="undo",
         until_ms=until_ms,
         run=Run(

@@ -10,7 +10,7 @@ from autojoin import errors
 from autojoin.domain.identity import is_ours
 from autojoin.domain.lifecycle import Hook, is_warm
 from autojoin.events.eventbridge import JoinEnded, LaunchAction, LifecycleDetail, TestNotification
-from autojoin.events.operations import HandedOver, HandOver, Wire
+from autojoin.events.operations import HandedOver, HandOver, Sorted
 from autojoin.events.requests import Failure, JoinRequest, LeaveRequest
 from autojoin.ports import Ports
 from autojoin.use_cases.parse import parse
@@ -19,14 +19,6 @@ CLEANUP = "-cleanup"
 LONGEST_NAME = 72
 """Step Functions takes 80 characters; `<name>-cleanup` has to fit."""
 ON_ITS_WAY = frozenset({"Pending", "Pending:Wait"})
-
-
-class Sorted(Wire):
-    """What became of an event: started (the machine's execution), duplicate, or ignored with a reason."""
-
-    action: str
-    reason: str | None = None
-    execution: str | None = None
 
 
 def launch_action(event: LaunchAction, ports: Ports) -> Sorted:
