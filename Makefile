@@ -11,7 +11,7 @@ export SAM_CLI_TELEMETRY := 0
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: .cache/dev.done .cache/runtime.done .cache/image.done ## install what the project needs into .venv and .cache
+setup: .cache/dev.done .cache/runtime.done .cache/image.done .cache/tools.done ## install what the project needs into .venv and .cache
 
 .cache/dev.done: requirements/bootstrap.txt requirements/dev.txt
 	@tools/require-python "$(PYTHON)"
@@ -31,6 +31,11 @@ setup: .cache/dev.done .cache/runtime.done .cache/image.done ## install what the
 .cache/image.done: .cache/dev.done requirements/image.txt
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .cache/image
 	@$(BIN)/uv pip install --quiet --require-hashes --python .cache/image/bin/python --requirement requirements/image.txt
+	@touch $@
+
+# curl and jq, as the golden image carries them: this machine's, or Debian's without root.
+.cache/tools.done: .cache/dev.done tools/provide_tools.py
+	@$(BIN)/python tools/provide_tools.py .cache/tools
 	@touch $@
 
 demo: setup ## the main job on the local region: workers join, one re-joins, one fails (KEEP=1 keeps the region up)

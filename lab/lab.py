@@ -68,7 +68,7 @@ def bake_image(folder: Path) -> Path:
     binaries = folder / "bin"
     binaries.mkdir(parents=True, exist_ok=True)
     sources = [*(REPOSITORY / "lab/arktos/bin").iterdir(), *(Path(sys.prefix) / "bin" / name for name in ("etcd", "etcdctl"))]
-    sources.append(REPOSITORY / ".cache/image/bin/aws")
+    sources += [REPOSITORY / ".cache/image/bin/aws", *(REPOSITORY / ".cache/tools/bin" / name for name in ("curl", "jq"))]
     for source in sources:
         if source.is_file() and not (binaries / source.name).exists():
             (binaries / source.name).symlink_to(source)
