@@ -48,7 +48,7 @@ def _unpack(folder: Path, packages: Sequence[str]) -> None:
         (folder / part).mkdir(parents=True)
     options = [
         *("-o", f"Dir::State={folder}/state", "-o", f"Dir::Cache={folder}/cache", "-o", "Debug::NoLocking=1"),
-        *("-o", "Dir::State::status=/var/lib/dpkg/status", "-o", "APT::Sandbox::User=root", "-qq"),
+        *("-o", "Dir::State::status=/var/lib/dpkg/status", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3", "-qq"),
     ]
     _run(["apt-get", *options, "update"], folder)
     plan = _run(["apt-get", *options, "install", "--print-uris", "--yes", "--reinstall", "--no-install-recommends", *packages], folder)
