@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
@@ -107,3 +108,18 @@ class Api:
 def now() -> str:
     """The time as the API writes it."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+POLL_S = 0.4
+"""Between two rounds of a process: stand-ins look again where the real ones watch."""
+
+
+def forever(*rounds: Callable[[], None]) -> NoReturn:
+    """Do the rounds, again and again until killed; an API server that does not answer is logged and asked again."""
+    while True:
+        try:
+            for one in rounds:
+                one()
+        except OSError as error:
+            log("E", error)
+        time.sleep(POLL_S)

@@ -10,9 +10,8 @@ import ipaddress
 import time
 from typing import Any
 
-from client import Api, fatal, log, parse_flags, server_of
+from client import POLL_S, Api, fatal, forever, log, parse_flags, server_of
 
-POLL_S = 0.4
 GRACE_S = 10.0
 """A Node whose lease is older is not ready (40 s in life)."""
 COLLECT_S = 2.0
@@ -39,12 +38,7 @@ class RpControllerManager:
 
     def run(self) -> None:
         """Until killed."""
-        while True:
-            try:
-                self._round()
-            except OSError as error:
-                log("E", error)
-            time.sleep(POLL_S)
+        forever(self._round)
 
     def _round(self) -> None:
         nodes = self._own.items("/api/v1/nodes")
@@ -152,12 +146,7 @@ class Scheduler(_WithResourceProviders):
 
     def run(self) -> None:
         """Until killed."""
-        while True:
-            try:
-                self._round()
-            except OSError as error:
-                log("E", error)
-            time.sleep(POLL_S)
+        forever(self._round)
 
     def _round(self) -> None:
         pods = self._own.items("/api/v1/pods")

@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from client import ROOT, Api, fatal, log, now, own_address, parse_flags, server_of
+from client import POLL_S, ROOT, Api, fatal, forever, log, now, own_address, parse_flags, server_of
 
-POLL_S = 0.4
 LEASE_S = 1.5
 STATUS_S = 5.0
 
@@ -104,13 +103,7 @@ class Kubelet:
         """Until killed."""
         while not self._register():
             time.sleep(POLL_S)
-        while True:
-            try:
-                self._renew()
-                self._sync_pods()
-            except OSError as error:
-                log("E", error)
-            time.sleep(POLL_S)
+        forever(self._renew, self._sync_pods)
 
     def _register(self) -> bool:
         labels = {"kubernetes.io/hostname": self.name, "kubernetes.io/os": "linux"}
@@ -235,12 +228,7 @@ class Flanneld:
 
     def run(self) -> None:
         """Until killed."""
-        while True:
-            try:
-                self._sync()
-            except OSError as error:
-                log("E", error)
-            time.sleep(POLL_S)
+        forever(self._sync)
 
     def _sync(self) -> None:
         nodes = self._api.items("/api/v1/nodes")
@@ -306,12 +294,7 @@ class KubeProxy:
 
     def run(self) -> None:
         """Until killed."""
-        while True:
-            try:
-                self._sync()
-            except OSError as error:
-                log("E", error)
-            time.sleep(POLL_S)
+        forever(self._sync)
 
     def _sync(self) -> None:
         backends: dict[tuple[str, int], list[tuple[str, int]]] = {}
