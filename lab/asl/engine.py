@@ -123,7 +123,7 @@ class Engine:
         self._random = random.Random(seed)
         self._machines: dict[str, Machine] = {}
         self._calls: dict[str, Call] = {}
-        self._closed_tokens: set[str] = set()
+        self._closed_tokens: dict[str, str] = {}
         self._tokens: dict[str, set[str]] = {}
         self._roots: dict[str, tuple[Fiber, Timer | None, list[Branch]]] = {}
         self._scheduler: Scheduler
@@ -697,10 +697,16 @@ class Engine:
             raise TaskDoesNotExist("Task does not exist")
         raise InvalidToken("Invalid Token: 'Invalid token'")
 
+    def machine_of_token(self, token: str) -> str | None:
+        """ARN of the machine whose task has or had the token; None for a token that was never given."""
+        call = self._calls.get(token)
+        return call.execution.machine.arn if call is not None else self._closed_tokens.get(token)
+
     def _close_token(self, token: str) -> None:
-        call = self._calls.pop(token, None)
+        call = self._calls.get(token)
         if call is not None:
-            self._closed_tokens.add(token)
+            self._closed_tokens[token] = call.execution.machine.arn
+            del self._calls[token]
             self._tokens.get(call.execution.arn, set()).discard(token)
 
     # -- Parallel and Map ----------------------------------------------------------------------------------------------

@@ -264,14 +264,13 @@ def _states(request: Request) -> list[str] | None:
 
 
 def _machine_of_token(request: Request, token: str) -> str:
-    """ARN of the machine whose task waits for the token; a token that is nobody's can do nothing: any machine will do."""
+    """ARN of the machine whose task has or had the token; a token that is nobody's can do nothing: any machine will do."""
     from ministack.services import stepfunctions
 
     from lab.region import region as region_module
 
     machines = getattr(region_module._running, "state_machines", None)
-    call = machines.engine._calls.get(token) if machines is not None else None
-    arn = call.execution.machine.arn if call is not None else None
+    arn = machines.engine.machine_of_token(token) if machines is not None else None
     if arn is None:
         from lab.region.region import Region
 

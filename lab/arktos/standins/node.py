@@ -256,6 +256,9 @@ class Flanneld:
             other = node.get("spec", {}).get("podCIDR")
             if node["metadata"]["name"] != self._name and other and addresses:
                 wanted.add((other, addresses[0]))
+        for destination, via in self._routes - wanted:  # before the others: a range may come back behind another node
+            subprocess.run(["ip", "-4", "route", "del", destination], capture_output=True)
+            self._routes.discard((destination, via))
         for destination, via in wanted - self._routes:
             done = subprocess.run(["ip", "-4", "route", "replace", destination, *self._hop(via)], capture_output=True, text=True)
             if done.returncode == 0:
@@ -264,9 +267,6 @@ class Flanneld:
             elif time.monotonic() - self._told.get(destination, -99) > 5:
                 self._told[destination] = time.monotonic()
                 log(f"E Error adding route to {destination} via {via}: {done.stderr.strip().rpartition(': ')[2].lower()}")
-        for destination, via in self._routes - wanted:
-            subprocess.run(["ip", "-4", "route", "del", destination], capture_output=True)
-            self._routes.discard((destination, via))
 
     def _hop(self, via: str) -> list[str]:
         """What `ip route` is told of the way to a node."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -347,3 +350,28 @@ def test_a_missing_resource_provider_file_is_only_a_warning(bench: Bench) -> Non
     tp.systemctl("stop lone-scheduler")
 
     assert active
+
+
+def test_a_range_that_comes_back_behind_another_node_keeps_its_route(bench: Bench) -> None:
+    """A Node is replaced, range and all, between two looks of flanneld."""
+    master = bench.master("rp1")
+    first, second = (f"127.{bench.n}.0.250", f"127.{bench.n}.0.251")
+
+    def node(name: str, address: str) -> dict[str, Any]:
+        cidr = f"127.{bench.n}.191.0/24"
+        status = {"addresses": [{"type": "InternalIP", "address": address}], "conditions": []}
+        return {"apiVersion": "v1", "metadata": {"name": name}, "spec": {"podCIDR": cidr}, "status": status}
+
+    bench.api("rp1", "POST", "/api/v1/nodes", node("i-first", first))
+    bench.until(lambda: first in master.routes().values(), "the route to the first")
+    flanneld = int(master.systemctl("show -p MainPID --value arktos-flanneld")[1])
+    os.kill(flanneld, signal.SIGSTOP)
+    bench.api("rp1", "DELETE", "/api/v1/nodes/i-first")
+    bench.api("rp1", "POST", "/api/v1/nodes", node("i-second", second))
+    os.kill(flanneld, signal.SIGCONT)
+    bench.until(lambda: second in master.routes().values(), "the route to the second")
+    time.sleep(1)
+    kept = master.routes().get(f"127.{bench.n}.191.0/24")
+    bench.api("rp1", "DELETE", "/api/v1/nodes/i-second")
+
+    assert kept == second

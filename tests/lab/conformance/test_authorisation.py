@@ -359,7 +359,8 @@ class TestMachines:
         )
 
         assert outcome(lambda: wrong.send_task_success(taskToken=token, output="{}")) == "denied"
-        assert states.describe_execution(executionArn=execution)["status"] == "RUNNING"
+        described = states.describe_execution(executionArn=execution)
+        assert described["status"] == "RUNNING", described
         assert outcome(lambda: right.send_task_success(taskToken=token, output="{}")) == "allowed"
         assert eventually(lambda: states.describe_execution(executionArn=execution)["status"] == "SUCCEEDED")
 
