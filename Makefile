@@ -6,7 +6,7 @@ export PYTHONPATH := $(CURDIR):$(CURDIR)/layers/autojoin
 export SAM_CLI_TELEMETRY := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lab-down test check verify lock clean
+.PHONY: help setup demo lab-down test check verify bench lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,12 +33,12 @@ setup: .cache/dev.done .cache/runtime.done .cache/image.done .cache/tools.done #
 	@$(BIN)/uv pip install --quiet --require-hashes --python .cache/image/bin/python --requirement requirements/image.txt
 	@touch $@
 
-# curl and jq, as the golden image carries them: this machine's, or Debian's without root.
+# curl, jq and openssl, as the golden image carries them: this machine's, or Debian's without root.
 .cache/tools.done: .cache/dev.done tools/provide_tools.py
 	@$(BIN)/python tools/provide_tools.py .cache/tools
 	@touch $@
 
-demo: setup ## the main job on the local region: workers join, one re-joins, one fails (KEEP=1 keeps the region up)
+demo: setup ## the main job on the local region: a cluster comes up from empty groups (KEEP=1 keeps the region up)
 	@KEEP=$(KEEP) $(BIN)/python -m lab demo
 
 lab-down: setup ## end a region that KEEP=1 kept up
@@ -52,6 +52,9 @@ check: setup ## lint, types, imports, templates, machines, scripts, docs
 
 verify: setup ## slow and real things: the local region, its conformance suite, the scenarios
 	@tools/verify
+
+bench: setup ## measure joins beside a polling baseline, imports, sizes; exit code 1 when a target is missed
+	@$(BIN)/python -m benchmarks
 
 lock: setup ## resolve requirements/*.in anew into hash-locked files
 	@tools/lock

@@ -80,7 +80,7 @@ def run(
 
 @app.command()
 def demo() -> None:
-    """Two workers join by themselves, one re-joins by hand, one fails and is replaced. KEEP=1 keeps the region up."""
+    """A cluster comes up from three empty groups, a worker re-joins by hand, one fails and is replaced. KEEP=1 keeps the region up."""
     if os.environ.get("KEEP", "") not in ("", "0"):
         raise typer.Exit(_detached("demo"))
     from lab.demo import play

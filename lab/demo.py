@@ -1,4 +1,4 @@
-"""The demo: real `sam build` and `sam deploy`, workers that join by themselves, one re-joined by hand, one that fails.
+"""The demo: real `sam build` and `sam deploy`, a cluster that comes up from three empty groups, a re-join by hand, a join that fails.
 
 It believes nothing that it has not seen: each check looks at the nodes, the pods and the region, and the demo fails if one fails.
 """
@@ -24,6 +24,8 @@ from lab.observer.invariants import gone_instances, judge
 
 JOIN_S = 240.0
 CHECK_S = 60.0
+SPREAD = 10
+"""Pods without a wish for a node."""
 PODS = "/api/v1/tenants/system/namespaces/default/pods"
 SERVICES = "/api/v1/tenants/system/namespaces/default/services"
 IMAGE = "autojoin/canary:1"
@@ -46,6 +48,7 @@ class Demo:
         self.seen: list[tuple[str, bool]] = []
         self.began_at = time.time()
         self.group = lab.workers
+        self.groups = {lab.master_groups["tp1"]: 1, lab.master_groups["rp1"]: 1, lab.workers: 2}
 
     def play(self) -> bool:
         """Play every act; True only if all was seen. An act that fails ends the demo."""
@@ -53,8 +56,10 @@ class Demo:
         self.lab.observer.remember()
         try:
             with view.follow(self.lab.journal, self.console):
-                self._workers_join()
+                self._the_cluster_comes_up()
+                self._each_partition_was_founded_once()
                 self._pods_run_and_reach_each_other()
+                self._pods_spread()
                 self._rejoin_by_hand()
                 self._one_join_fails()
         except NotSeen:
@@ -64,13 +69,25 @@ class Demo:
 
     # -- acts --------------------------------------------------------------------------------------------------------
 
-    def _workers_join(self) -> None:
-        self._scale(2)
-        with self._act("the group of workers grew from 0 to 2, both nodes joined by themselves"):
-            self._until(lambda: len(self.lab.in_service(self.group)) == 2, JOIN_S, "2 instances in service")
-            for instance_id in self.lab.in_service(self.group):
-                node = self.lab.node(instance_id)
-                self._need(node is not None and node.ready and not node.tainted, f"Node {instance_id} is Ready without the taint")
+    def _the_cluster_comes_up(self) -> None:
+        for group, wanted in self.groups.items():
+            self._scale(wanted, group)
+        with self._act("three empty groups were scaled at once: the masters of tp1 and rp1 and 2 workers joined by themselves"):
+            for group, wanted in self.groups.items():
+                self._until(partial(self._has_in_service, group, wanted), JOIN_S, f"{wanted} of {group} in service")
+        with self._act("all 3 nodes are Ready without the not-ready taint"):
+            nodes = [self.lab.masters["rp1"], *self.lab.in_service(self.group)]
+            for instance_id in nodes:
+                self._until(partial(self._is_ready, instance_id), self.check_s, f"Node {instance_id} is Ready without the taint")
+
+    def _each_partition_was_founded_once(self) -> None:
+        with self._act("the etcd of each partition has exactly one cluster id and one member"):
+            self.lab.observer.poll()
+            summary = reports.etcd_summary(self.lab.journal.entries(since=self.began_at))
+            self._need(sorted(summary) == ["rp1", "tp1"], f"etcd of rp1 and tp1: {sorted(summary)}")
+            for partition, view in summary.items():
+                seen = f"{partition}: {view['cluster_ids']}, {view['members_last']}"
+                self._need(len(view["cluster_ids"]) == 1 and len(view["members_last"]) == 1 and not view["changes"], seen)
 
     def _pods_run_and_reach_each_other(self) -> None:
         nodes = self.lab.in_service(self.group)
@@ -78,8 +95,8 @@ class Demo:
         addresses: dict[tuple[str, str], str] = {}
         with self._act(f"a pod of each TP ({', '.join(tenants)}) runs on each new node"):
             for tenant, api in tenants.items():
-                self._call(api, "POST", SERVICES, _service())
                 for node in nodes:
+                    self._call(api, "POST", SERVICES, _service(node))
                     self._call(api, "POST", PODS, _pod(node))
                 for node in nodes:
                     running = partial(self._pod_address, api, node)
@@ -90,11 +107,20 @@ class Demo:
                 for (tenant, node), address in addresses.items():
                     if node != source:
                         self._curl(source, f"http://{address}:8080/", f"pod of {tenant} on {node}")
-        with self._act("a service of each TP answers on its ClusterIP from each new node"):
+        with self._act("a service whose pod runs on one worker answers on the other, in both directions"):
             for api in tenants.values():
-                address = self._call(api, "GET", f"{SERVICES}/demo")["spec"]["clusterIP"]
-                for node in nodes:
-                    self._curl(node, f"http://{address}:80/", f"ClusterIP {address}")
+                for node, other in (nodes, nodes[::-1]):
+                    address = self._call(api, "GET", f"{SERVICES}/demo-{node}")["spec"]["clusterIP"]
+                    self._curl(other, f"http://{address}:80/", f"ClusterIP {address} of the pod on {node}")
+
+    def _pods_spread(self) -> None:
+        api = self._tenants()["tp1"]
+        with self._act(f"{SPREAD} pods run, both workers have some"):
+            for number in range(SPREAD):
+                self._call(api, "POST", PODS, _spread_pod(number))
+            self._until(lambda: len(self._spread(api)) == SPREAD, self.check_s, f"{SPREAD} pods run", lambda: str(self._spread(api)))
+            nodes = self._spread(api)
+            self._need(all(node in nodes for node in self.lab.in_service(self.group)), f"pods on both workers: {nodes}")
 
     def _rejoin_by_hand(self) -> None:
         instance_id = self.lab.in_service(self.group)[0]
@@ -102,8 +128,7 @@ class Demo:
             arn = self.lab.start_execution("join", {"instance_id": instance_id})
             ended = self._until(lambda: self._ended(arn), JOIN_S, "the execution ends")
             self._need(ended["status"] == "SUCCEEDED", f"it succeeded: {ended['status']} {ended.get('error')} {ended.get('cause')}")
-            node = self.lab.node(instance_id)
-            self._need(node is not None and node.ready and not node.tainted, f"Node {instance_id} is Ready again")
+            self._need(self._is_ready(instance_id), f"Node {instance_id} is Ready again")
 
     def _one_join_fails(self) -> None:
         before = self._etcd()
@@ -123,8 +148,16 @@ class Demo:
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
-    def _scale(self, desired: int) -> None:
-        self.lab.region.client("autoscaling").set_desired_capacity(AutoScalingGroupName=self.group, DesiredCapacity=desired)
+    def _scale(self, desired: int, group: str = "") -> None:
+        client = self.lab.region.client("autoscaling")
+        client.set_desired_capacity(AutoScalingGroupName=group or self.group, DesiredCapacity=desired)
+
+    def _has_in_service(self, group: str, wanted: int) -> bool:
+        return len(self.lab.in_service(group)) == wanted
+
+    def _is_ready(self, instance_id: str) -> bool:
+        node = self.lab.node(instance_id)
+        return node is not None and node.ready and not node.tainted
 
     def _tenants(self) -> dict[str, str]:
         roles = {i.instance_id: i.tags for i in list(self.lab.fleet.instances.values())}
@@ -133,6 +166,11 @@ class Demo:
             for name, instance_id in self.lab.masters.items()
             if roles[instance_id].get("autojoin:role") == "tp"
         }
+
+    def _spread(self, api: str) -> list[str]:
+        """The node of each running pod that wished for none."""
+        pods = [self._call(api, "GET", f"{PODS}/spread-{number}") for number in range(SPREAD)]
+        return [pod["spec"]["nodeName"] for pod in pods if (pod.get("status") or {}).get("phase") == "Running"]
 
     def _pod_address(self, api: str, node: str) -> str:
         status = self._call(api, "GET", f"{PODS}/demo-{node}").get("status") or {}
@@ -225,7 +263,7 @@ def play(folder: Path, console: Console, then: Then | None = None) -> bool:
         console.print(f"  {line}", markup=False)
 
     try:
-        with Lab(folder, fresh_build=True, say=say) as lab:
+        with Lab(folder, partitions="empty", fresh_build=True, say=say) as lab:
             seen_all = Demo(lab, console).play()
             took = " + ".join(f"{what} {seconds:.0f} s" for what, seconds in lab.timings.items())
             console.print(f"\n{'The demo saw all that it should.' if seen_all else 'The demo FAILED.'} Start: {took}", markup=False)
@@ -238,21 +276,26 @@ def play(folder: Path, console: Console, then: Then | None = None) -> bool:
 
 
 def _pod(node: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"demo-{node}", "namespace": "default", "tenant": "system", "labels": {"app": "demo"}},
-        "spec": {
-            "nodeSelector": {"kubernetes.io/hostname": node},
-            "containers": [{"name": "demo", "image": IMAGE, "ports": [{"containerPort": 8080}]}],
-        },
-    }
+    """A pod that runs on one node and no other."""
+    pinned = _made("Pod", f"demo-{node}")
+    pinned["metadata"]["labels"] = {"app": f"demo-{node}"}
+    return {**pinned, "spec": {"nodeSelector": {"kubernetes.io/hostname": node}, "containers": _containers()}}
 
 
-def _service() -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "demo", "namespace": "default", "tenant": "system"},
-        "spec": {"selector": {"app": "demo"}, "ports": [{"port": 80, "targetPort": 8080, "protocol": "TCP"}]},
-    }
+def _spread_pod(number: int) -> dict[str, Any]:
+    """A pod that runs wherever the scheduler puts it."""
+    return {**_made("Pod", f"spread-{number}"), "spec": {"containers": _containers()}}
+
+
+def _service(node: str) -> dict[str, Any]:
+    """A service of the pod of one node."""
+    ports = [{"port": 80, "targetPort": 8080, "protocol": "TCP"}]
+    return {**_made("Service", f"demo-{node}"), "spec": {"selector": {"app": f"demo-{node}"}, "ports": ports}}
+
+
+def _made(kind: str, name: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": "default", "tenant": "system"}}
+
+
+def _containers() -> list[dict[str, Any]]:
+    return [{"name": "demo", "image": IMAGE, "ports": [{"containerPort": 8080}]}]

@@ -1,8 +1,9 @@
 """Faults by name. Each is armed by a step and tells the journal when it fired; a run in which an armed one never fired fails.
 
 The shipped scripts, the region and Autojoin run unchanged: a fault is a bad image, a dead agent, a lost message, a script that is
-not the one that was sent. It acts where the fleet lets faults act (lab/fleet/fleet.py, interceptors) or on the folder of a node
-that has just booted. A broken program leaves a mark when it is run; that mark is how such a fault knows that it fired.
+not the one that was sent, a power cut. It acts where the fleet lets faults act (lab/fleet/fleet.py, interceptors), on the folder of
+a node that has just booted, or as a join enters a state. A broken program leaves a mark when it is run; that mark is how such a
+fault knows that it fired.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.asl.faults import Delay, FaultPoint
+from lab.observer.invariants import instance_of
 from lab.observer.journal import Entry
 
 if TYPE_CHECKING:
     from lab.lab import Lab
 
 WATCH_S = 0.1
+POWER_CUT_S = 2.0
+"""A power cut takes less, on a busy machine too."""
 BIN = "opt/arktos/bin"
 
 LAUNCH_EVENT = "EC2 Instance-launch Lifecycle Action"
@@ -63,7 +68,14 @@ def binaries_absent(instance: Any, mark: Path) -> None:
     mark.touch()
 
 
-STRIKES: dict[str, Strike] = {strike.__name__: strike for strike in (join_script_fails, binaries_absent)}
+def api_server_broken(instance: Any, mark: Path) -> None:
+    """hyperkube on the node runs everything but the API server, which dies at once."""
+    real = shlex.quote(str((instance.root / BIN / "hyperkube").resolve()))
+    dies = f"touch {shlex.quote(str(mark))}; echo this API server cannot start >&2; exit 1"
+    _replace(instance, "hyperkube", f'if [ "$1" = kube-apiserver ]; then {dies}; fi; exec {real} "$@"')
+
+
+STRIKES: dict[str, Strike] = {strike.__name__: strike for strike in (join_script_fails, binaries_absent, api_server_broken)}
 
 
 # -- where the fleet asks; the answer is what happens, None is nothing ------------------------------------------------------
@@ -119,21 +131,32 @@ ANSWERS: dict[str, tuple[str, Answer]] = {
         ("event", answer_lost),
     )
 }
+
+
+# -- when an execution enters a state -----------------------------------------------------------------------------------------
+
+
+def killed_in_state(lab: Lab, instance_id: str) -> None:
+    """Power is cut when the instance's join enters the state `state`, before the state does anything."""
+    lab.fleet.kill(instance_id)
+
+
 FAULTS: dict[str, str] = {
     name: " ".join((does.__doc__ or "").split())
-    for name, does in [*STRIKES.items(), *((name, answer) for name, (_, answer) in ANSWERS.items())]
+    for name, does in [*STRIKES.items(), *((name, answer) for name, (_, answer) in ANSWERS.items()), ("killed_in_state", killed_in_state)]
 }
 """Every fault by name, with what it does."""
 
 
 @dataclass
 class Armed:
-    """A fault that waits for its victim. None as group, instance or document means any."""
+    """A fault that waits for its victim. None as group, instance, document or state means any."""
 
     name: str
     group: str | None
     instance_id: str | None
     document: str | None
+    state: str | None
     times: int
     victims: list[str] = field(default_factory=list)
     fired: list[str] = field(default_factory=list)
@@ -155,6 +178,7 @@ class Faults:
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._watcher: threading.Thread | None = None
+        self._joins: dict[str, str | None] = {}  # ARN of an execution -> instance
 
     def arm(
         self,
@@ -163,17 +187,19 @@ class Faults:
         group: str | None = None,
         instance_id: str | None = None,
         document: str | None = None,
+        state: str | None = None,
         times: int = 1,
     ) -> None:
         """Have the fault strike the next `times` victims that fit."""
-        armed = Armed(name, group, instance_id, document, times)
-        self._lab.journal.record("fault", name=name, event="armed", instance_id=instance_id, detail=group or document or "")
+        armed = Armed(name, group, instance_id, document, state, times)
+        self._lab.journal.record("fault", name=name, event="armed", instance_id=instance_id, detail=group or document or state or "")
         with self._lock:
             self._armed.append(armed)
             if self._watcher is None:
                 self._over.clear()
                 self._lab.journal.subscribe(self._on_entry)
                 self._lab.fleet.interceptors.append(self._intercept)
+                self._lab.region.state_machines.faults = self._in_state  # type: ignore[attr-defined]
                 self._watcher = threading.Thread(target=self._watch, name="faults", daemon=True)
                 self._watcher.start()
 
@@ -186,6 +212,7 @@ class Faults:
             self._lab.journal.unsubscribe(self._on_entry)
             with contextlib.suppress(ValueError):
                 self._lab.fleet.interceptors.remove(self._intercept)
+            self._lab.region.state_machines.faults = lambda point: None  # type: ignore[attr-defined]
             self._over.set()
             watcher.join(timeout=5)
 
@@ -216,8 +243,35 @@ class Faults:
         return None
 
     def _on_entry(self, entry: Entry) -> None:
-        if entry["kind"] != "instance" or entry["event"] != "booted":
-            return
+        if entry["kind"] == "execution" and str(entry["machine"]).endswith("-join"):
+            self._joins[entry["arn"]] = instance_of(entry)
+        elif entry["kind"] == "instance" and entry["event"] == "booted":
+            self._strike_at_boot(entry)
+
+    def _in_state(self, point: FaultPoint) -> Delay | None:
+        """Cut the power of an instance whose join enters a state; the state waits until it is gone."""
+        instance = self._lab.fleet.instances.get(self._joins.get(point.arn) or "")
+        if instance is None or point.edge != "before":
+            return None
+        with self._lock:
+            wanted = [
+                a for a in self._armed
+                if a.name == "killed_in_state" and a.state == point.state and a.wants(instance.instance_id, instance.group)
+            ]  # fmt: skip
+            for armed in wanted:
+                armed.victims.append(instance.instance_id)
+                armed.fired.append(instance.instance_id)
+        if not wanted:
+            return None
+
+        def kill() -> None:
+            killed_in_state(self._lab, instance.instance_id)
+            self._tell_fired("killed_in_state", instance.instance_id, point.state)
+
+        threading.Thread(target=kill, name="power-cut", daemon=True).start()
+        return Delay(POWER_CUT_S)
+
+    def _strike_at_boot(self, entry: Entry) -> None:
         instance = self._lab.fleet.instances.get(entry["instance_id"])
         if instance is None:
             return

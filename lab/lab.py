@@ -1,4 +1,4 @@
-"""A whole lab: the region, the golden image, the fleet, a hand-made 1x1, Autojoin deployed by `sam`; up and down by one call.
+"""A whole lab: the region, the golden image, the fleet, partitions, Autojoin deployed by `sam`; up and down by one call.
 
 Everything of a lab lies under one folder and dies with its process (lab/lifeline.py).
 """
@@ -6,6 +6,7 @@ Everything of a lab lies under one folder and dies with its process (lab/lifelin
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import hashlib
 import json
 import os
@@ -26,11 +27,12 @@ from lab.loopback import ask
 from lab.observer import leftovers
 from lab.observer.invariants import Evidence, Hook, Leftover, hooks_of
 from lab.observer.journal import Entry, Journal
-from lab.observer.observer import NODE_ROLES, Observer
+from lab.observer.observer import MASTER_ROLES, NODE_ROLES, Observer
 from lab.observer.report import Member
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 STACK = "autojoin"
+TABLE = f"{STACK}-nodes"
 CLUSTER = "demo"
 NETWORKS = range(20, 120)
 """Second numbers of the 127.N.0.0/16 that labs may take."""
@@ -68,7 +70,7 @@ def bake_image(folder: Path) -> Path:
     binaries = folder / "bin"
     binaries.mkdir(parents=True, exist_ok=True)
     sources = [*(REPOSITORY / "lab/arktos/bin").iterdir(), *(Path(sys.prefix) / "bin" / name for name in ("etcd", "etcdctl"))]
-    sources += [REPOSITORY / ".cache/image/bin/aws", *(REPOSITORY / ".cache/tools/bin" / name for name in ("curl", "jq"))]
+    sources += [REPOSITORY / ".cache/image/bin/aws", *(REPOSITORY / ".cache/tools/bin" / name for name in ("curl", "jq", "openssl"))]
     for source in sources:
         if source.is_file() and not (binaries / source.name).exists():
             (binaries / source.name).symlink_to(source)
@@ -90,21 +92,28 @@ class Lab:
         """A lab under the folder `root`.
 
         stack         autojoin: `sam deploy` it; none: leave it out
-        partitions    handmade: one TP and one RP as an operator makes them; none: no partition
+        partitions    handmade: one TP and one RP as an operator makes them; empty: tp1 and rp1 are declared and their groups
+                      of masters hold no instance; none: no partition
         fresh_build   always run `sam build`, also when the sources are those of the last one
         say           told in a line what is going on
         """
         self.root = root.resolve()
         self.has_stack = stack == "autojoin"
-        self._has_partitions = partitions == "handmade"
+        self._partitions = partitions
         self._boot_s, self._agent_s = boot_s, agent_s
         self._fresh_build = fresh_build
         self._say = say or (lambda _: None)
         self._at_stop = contextlib.ExitStack()
-        self.masters: dict[str, str] = {}
+        self.master_groups: dict[str, str] = {}
         self.timings: dict[str, float] = {}
         self.network = 0
         self._groups: dict[str, dict[str, Any]] = {}
+        self._template_data: dict[str, dict[str, Any]] = {}  # example group -> what it launches
+
+    @property
+    def masters(self) -> dict[str, str]:
+        """Id of the living master by partition; of several the one whose API server answers."""
+        return {partition: instance.instance_id for partition, instance in self.observer.masters(MASTER_ROLES).items()}
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -156,17 +165,16 @@ class Lab:
         builder = threading.Thread(target=self._build_and_deploy, args=(building,), name="sam", daemon=True)
         if self.has_stack:
             builder.start()
-        if self._has_partitions:
+        if self._partitions == "handmade":
             from lab.arktos import handmade
 
             with self._timed("partitions"):
                 self.handmade = handmade.build(self.fleet, self.region)
-                self.masters = {
-                    str(i.tags["autojoin:partition"]): i.instance_id
-                    for i in self.fleet.instances.values()
-                    if i.tags.get("autojoin:role") in ("tp", "rp")
-                }
-            self.observer.pod_cidrs = self._declared_pod_cidrs()
+        elif self._partitions == "empty":
+            with self._timed("declarations"):
+                self._declare()
+                self.master_groups = {"tp1": self._group_of_masters("tp1", "tp"), "rp1": self._group_of_masters("rp1", "rp")}
+        self.look_at_declarations()
         if self.has_stack:
             builder.join()
             if building and building[0] is not None:
@@ -174,6 +182,7 @@ class Lab:
         self.observer.start()
         self._at_stop.callback(self.observer.stop)
         self._before = self._records()
+        self._parameters_before = self._parameters()
 
     @contextlib.contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -189,7 +198,7 @@ class Lab:
             with self._timed("sam build"):
                 built = self._build()
             with self._timed("sam deploy"):
-                self.deploy(built, STACK)
+                self.deploy_autojoin(built)
             outcome.append(None)
         except BaseException as error:
             outcome.append(error)
@@ -208,6 +217,25 @@ class Lab:
             with contextlib.suppress(OSError):  # another lab was faster
                 folder.rename(kept)
         return kept / "template.yaml"
+
+    def deploy_autojoin(self, built: Path | None = None, **parameters: str) -> None:
+        """Deploy Autojoin as its README says; its function etcd gets the network's subnet and security group."""
+        network = self.network_outputs
+        given = {"EtcdSubnetIds": network["SubnetAId"], "EtcdSecurityGroupIds": network["FunctionSecurityGroupId"], **parameters}
+        self.deploy(built or self._build(), STACK, given)
+
+    def delete_autojoin(self) -> None:
+        """Delete Autojoin's stack as an operator would; its table stays. Raises LabError when that fails."""
+        formation = self.region.client("cloudformation")
+        formation.delete_stack(StackName=STACK)
+        give_up = time.monotonic() + STACK_S
+        while True:
+            stacks = [s for s in formation.list_stacks()["StackSummaries"] if s["StackName"] == STACK]
+            if all(stack["StackStatus"] == "DELETE_COMPLETE" for stack in stacks):
+                return
+            if time.monotonic() > give_up or any(stack["StackStatus"] == "DELETE_FAILED" for stack in stacks):
+                raise LabError(f"stack {STACK} was not deleted: {[s['StackStatus'] for s in stacks]}")
+            time.sleep(0.1)
 
     def deploy(self, template: Path, name: str, parameters: Mapping[str, str] | None = None) -> None:
         """`sam deploy` a template as a stack. Raises LabError with what sam said when it fails."""
@@ -287,11 +315,59 @@ class Lab:
             },
         )  # fmt: skip
         self.workers = outputs["GroupName"]
-        group = self.region.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[self.workers])
-        template = group["AutoScalingGroups"][0]["LaunchTemplate"]["LaunchTemplateId"]
-        versions = self.region.client("ec2").describe_launch_template_versions(LaunchTemplateId=template)
-        self._template_data: dict[str, Any] = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
-        self._template_data.get("MetadataOptions", {}).pop("State", None)  # shown, but not taken
+
+    def _group_of_masters(self, partition: str, role: str) -> str:
+        """The group of examples/masters.yaml of a partition, with no instance; made when it is first asked for."""
+        name = f"{CLUSTER}-{partition}-masters"
+        stacks = self.region.client("cloudformation").list_stacks(StackStatusFilter=["CREATE_COMPLETE"])["StackSummaries"]
+        if name not in [stack["StackName"] for stack in stacks]:
+            self.create_stack(
+                name, REPOSITORY / "examples/masters.yaml",
+                {
+                    "Cluster": CLUSTER, "Partition": partition, "Role": role, "SubnetId": self.network_outputs["SubnetAId"],
+                    "SecurityGroupId": self.network_outputs["MemberSecurityGroupId"],
+                    "EtcdSecurityGroupId": self.network_outputs["EtcdSecurityGroupId"], "ImageId": IMAGE_ID,
+                },
+            )  # fmt: skip
+        return name
+
+    def _declare(self) -> None:
+        """examples/declarations.yaml with the lab's ranges, and for tp1 the load balancer of examples/load-balancer.yaml."""
+        network = self.network_outputs
+        balancer = self.create_stack(
+            f"{CLUSTER}-tp1-load-balancer", REPOSITORY / "examples/load-balancer.yaml",
+            {
+                "Cluster": CLUSTER, "Partition": "tp1", "VpcId": network["VpcId"], "SubnetIds": network["SubnetAId"],
+                "SecurityGroupId": network["MemberSecurityGroupId"],
+            },
+        )  # fmt: skip
+        self.create_stack(
+            f"{CLUSTER}-declarations", REPOSITORY / "examples/declarations.yaml",
+            {
+                "Cluster": CLUSTER, "HostedZoneId": network["HostedZoneId"], "TenantTargetGroupArn": balancer["TargetGroupArn"],
+                "ServiceCidr": f"127.{self.network}.224.0/20", "PodCidr": f"127.{self.network}.128.0/18",
+            },
+        )  # fmt: skip
+
+    def declare_tenant(self, partition: str) -> None:
+        """Declare one more tenant partition, by hand. `partition` is tp2 to tp31; the number gives its range of services."""
+        number = int(partition.removeprefix("tp"))
+        declared = {"id": partition, "kind": "tp", "ordinal": number, "service_cidr": f"127.{self.network}.{192 + number}.0/24"}
+        self.region.client("ssm").put_parameter(
+            Name=f"/autojoin/{CLUSTER}/partitions/{partition}", Type="String", Value=json.dumps(declared), Overwrite=True
+        )
+        self.look_at_declarations()
+
+    def _launched_by(self, group: str) -> dict[str, Any]:
+        """The launch template's data of an example group."""
+        if group not in self._template_data:
+            described = self.region.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[group])
+            template = described["AutoScalingGroups"][0]["LaunchTemplate"]["LaunchTemplateId"]
+            versions = self.region.client("ec2").describe_launch_template_versions(LaunchTemplateId=template)
+            data: dict[str, Any] = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+            data.get("MetadataOptions", {}).pop("State", None)  # shown, but not taken
+            self._template_data[group] = data
+        return self._template_data[group]
 
     def machine_arn(self, machine: str) -> str:
         """ARN of the state machine `join` or `leave`."""
@@ -328,7 +404,10 @@ class Lab:
         if foreign:
             tags = {"team": "somebody-else"}
         given: Mapping[str, str] = group.get("instance_tags") or {}
-        template = dict(self._template_data)
+        example = self.workers
+        if tags.get("autojoin:role") in MASTER_ROLES and tags["autojoin:partition"]:
+            example = self._group_of_masters(tags["autojoin:partition"], tags["autojoin:role"])
+        template = dict(self._launched_by(example))
         if given:
             template["TagSpecifications"] = [
                 {"ResourceType": "instance", "Tags": [{"Key": key, "Value": value} for key, value in given.items()]}
@@ -397,15 +476,15 @@ class Lab:
         return hooks_of(self.journal.entries(since=since))
 
     def members(self, entries: Sequence[Entry]) -> list[Member]:
-        """The cluster's instances: the hand-made masters and those launched within `entries`."""
-        launched = {e["instance_id"] for e in entries if e["kind"] == "instance"}
+        """The cluster's instances: the masters and those launched within `entries`."""
+        launched = {e["instance_id"] for e in entries if e["kind"] == "instance"} | set(self.masters.values())
         return [
             Member(
                 instance_id=i.instance_id, group=i.group, role=i.tags.get("autojoin:role"),
                 partition=i.tags.get("autojoin:partition"), lifecycle_state=i.lifecycle_state, gone=i.state != "running",
             )
             for i in list(self.fleet.instances.values())
-            if i.instance_id in launched or i.instance_id in self.masters.values()
+            if i.instance_id in launched
         ]  # fmt: skip
 
     def logs(self, since: float, part_of_name: str = "") -> list[tuple[str, str]]:
@@ -420,6 +499,34 @@ class Lab:
                     ):
                         found += [(group["logGroupName"], event["message"]) for event in events["events"]]
         return found
+
+    def witness(self, partition: str) -> dict[str, dict[str, Any]]:
+        """What the witness of a partition's founding says, by `claimed-<epoch>` and `formed-<epoch>`."""
+        path = f"/autojoin/{CLUSTER}/witness/{partition}"
+        pages = self.region.client("ssm").get_paginator("get_parameters_by_path").paginate(Path=path)
+        return {p["Name"].rpartition("/")[2]: json.loads(p["Value"]) for page in pages for p in page["Parameters"]}
+
+    def metric(self, name: str, since: float) -> float:
+        """Sum of one of Autojoin's metrics since a time, whatever its dimensions."""
+        watch = self.region.client("cloudwatch")
+        total = 0.0
+        for page in watch.get_paginator("list_metrics").paginate(Namespace="Autojoin", MetricName=name):
+            for metric in page["Metrics"]:
+                end = dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)
+                points = watch.get_metric_statistics(
+                    Namespace="Autojoin", MetricName=name, Dimensions=metric["Dimensions"], Statistics=["Sum"], Period=60,
+                    StartTime=dt.datetime.fromtimestamp(since - since % 60, dt.UTC), EndTime=end,
+                )  # fmt: skip
+                total += sum(point["Sum"] for point in points["Datapoints"])
+        return total
+
+    def cli(self, argv: Sequence[str], timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run Autojoin's command line as the account's operator."""
+        environment = {**os.environ, **self.region.environment(), "NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+        return subprocess.run(
+            [sys.executable, "-m", "cli", *argv], cwd=REPOSITORY, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
 
     def dead_letters(self) -> list[str]:
         """Bodies and attributes of the messages in every dead-letter queue; they stay there."""
@@ -486,9 +593,37 @@ class Lab:
                     with contextlib.suppress(OSError):
                         ask(f"http://{address}:8080/api/v1/nodes/{node.name}", method="DELETE")
         self._restore_records()
+        self._empty_target_groups()
+        self._forget_foundings()
         sqs = self.region.client("sqs")
         for url in sqs.list_queues().get("QueueUrls", []):
             sqs.purge_queue(QueueUrl=url)
+
+    def _empty_target_groups(self) -> None:
+        elb = self.region.client("elbv2")
+        for group in elb.describe_target_groups()["TargetGroups"]:
+            health = elb.describe_target_health(TargetGroupArn=group["TargetGroupArn"])["TargetHealthDescriptions"]
+            targets = [{"Id": one["Target"]["Id"], "Port": one["Target"]["Port"]} for one in health]
+            if targets:
+                elb.deregister_targets(TargetGroupArn=group["TargetGroupArn"], Targets=targets)
+
+    def _forget_foundings(self) -> None:
+        """No partition was ever founded: what is kept for ever outside of a lab goes here (table, witness, keys, later declarations)."""
+        dynamodb, ssm, secrets = (self.region.client(service) for service in ("dynamodb", "ssm", "secretsmanager"))
+        for table in dynamodb.list_tables()["TableNames"]:
+            for page in dynamodb.get_paginator("scan").paginate(TableName=table, ProjectionExpression="pk, sk"):
+                for key in page["Items"]:
+                    dynamodb.delete_item(TableName=table, Key=key)
+        for name in self._parameters() - self._parameters_before:
+            ssm.delete_parameter(Name=name)
+        self.look_at_declarations()
+        for page in secrets.get_paginator("list_secrets").paginate():
+            for secret in page["SecretList"]:
+                secrets.delete_secret(SecretId=secret["ARN"], ForceDeleteWithoutRecovery=True)
+
+    def _parameters(self) -> set[str]:
+        pages = self.region.client("ssm").get_paginator("get_parameters_by_path").paginate(Path="/autojoin", Recursive=True)
+        return {parameter["Name"] for page in pages for parameter in page["Parameters"]}
 
     def _records(self) -> list[tuple[str, dict[str, Any]]]:
         route53 = self.region.client("route53")
@@ -509,15 +644,12 @@ class Lab:
                 HostedZoneId=zone, ChangeBatch={"Changes": [{"Action": action, "ResourceRecordSet": record}]}
             )
 
-    def _declared_pod_cidrs(self) -> dict[str, str]:
-        ssm = self.region.client("ssm")
-        found = {}
-        for page in ssm.get_paginator("get_parameters_by_path").paginate(Path=f"/autojoin/{CLUSTER}/partitions", Recursive=True):
-            for parameter in page["Parameters"]:
-                declared = json.loads(parameter["Value"])
-                if declared.get("pod_cidr"):
-                    found[str(declared["id"])] = str(declared["pod_cidr"])
-        return found
+    def look_at_declarations(self) -> None:
+        """Tell the observer which tenant partitions and which ranges of pods are declared now."""
+        pages = self.region.client("ssm").get_paginator("get_parameters_by_path").paginate(Path=f"/autojoin/{CLUSTER}/partitions")
+        declared = [json.loads(parameter["Value"]) for page in pages for parameter in page["Parameters"]]
+        self.observer.pod_cidrs = {str(one["id"]): str(one["pod_cidr"]) for one in declared if one.get("pod_cidr")}
+        self.observer.tenants = {str(one["id"]) for one in declared if one["kind"] != "rp"}
 
 
 def _fingerprint() -> str:

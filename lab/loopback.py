@@ -23,3 +23,12 @@ def ask(url: str, body: Any = None, *, method: str | None = None, timeout_s: flo
     with _opener.open(request, timeout=timeout_s) as answer:
         text = answer.read()
     return json.loads(text) if text else None
+
+
+def is_healthy(address: str, timeout_s: float = 3.0) -> bool:
+    """Whether the API server on `address` says ok."""
+    try:
+        with _opener.open(f"http://{address}:8080/healthz", timeout=timeout_s) as answer:
+            return bool(answer.read() == b"ok")
+    except OSError:
+        return False

@@ -6,6 +6,7 @@ They act on the lab as somebody would who does it wrong; none of them is ever pa
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 Plant = Callable[["Lab", str | None, str | None], None]
 INTRUDER = "planted-intruder"
+SEEN_S = 2.0
+"""Longest time in seconds that the observer may need to see an etcd that answers."""
 ZONE = "demo.arktos.internal"
 
 
@@ -83,25 +86,48 @@ def record_left_behind(lab: Lab, instance_id: str | None, _: str | None) -> None
     _change_record(lab.region.client("route53"), "UPSERT", f"{_needed(instance_id)}.{ZONE}", "192.0.2.1")
 
 
-def second_cluster(lab: Lab, _: str | None, __: str | None) -> None:
-    """Another etcd under the name of a partition that was founded long ago: a real one, with a new cluster id."""
-    address = f"127.{lab.network}.255.200"
-    data = lab.root / "planted-etcd"
-    with (lab.root / "planted-etcd.log").open("wb") as log:
+def second_cluster(lab: Lab, instance_id: str | None, _: str | None) -> None:
+    """Another etcd in a partition that was founded long ago: a real one on another instance, which the observer must see by itself."""
+    instance = lab.fleet.instances[_needed(instance_id)]
+    seen = _etcd(lab, instance.address, lab.fleet.environment(instance))
+    give_up = time.monotonic() + SEEN_S
+    while not any(e["cluster_id"] == seen.cluster_id for e in lab.journal.entries("etcd")):
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"the observer did not see {seen.cluster_id} on {instance_id} within {SEEN_S:.0f} s")
+        time.sleep(0.05)
+
+
+def last_copy_abandoned(lab: Lab, instance_id: str | None, _: str | None) -> None:
+    """ABANDON for an instance whose etcd the witness calls formed and of which there is no other member."""
+    instance = lab.fleet.instances[_needed(instance_id)]
+    partition = instance.tags["autojoin:partition"]
+    seen = _etcd(lab, instance.address, lab.fleet.environment(instance))
+    said = {"instance": instance_id, "cluster_id": seen.cluster_id, "at_ms": int(time.time() * 1000)}
+    lab.region.client("ssm").put_parameter(
+        Name=f"/autojoin/demo/witness/{partition}/formed-1", Type="String", Value=json.dumps(said), Overwrite=False
+    )
+    lab.observer.poll()
+    _complete(_intruder(lab, "autoscaling"), _hook(lab, _needed(instance_id)), "ABANDON")
+
+
+def _etcd(lab: Lab, address: str, environment: dict[str, str]) -> leftovers.EtcdView:
+    """Start an etcd of one member on an address and look at it once it answers."""
+    folder = lab.root / f"planted-{time.monotonic_ns()}"
+    folder.mkdir()
+    with (folder / "log").open("wb") as log:
         lifeline.popen(
             [
-                str(Path(sys.prefix) / "bin/etcd"), "--name", "planted", "--data-dir", str(data),
+                str(Path(sys.prefix) / "bin/etcd"), "--name", "planted", "--data-dir", str(folder / "data"),
                 "--listen-client-urls", f"http://{address}:2379", "--advertise-client-urls", f"http://{address}:2379",
                 "--listen-peer-urls", f"http://{address}:2380", "--initial-advertise-peer-urls", f"http://{address}:2380",
                 "--initial-cluster", f"planted=http://{address}:2380",
             ],
-            stdout=log, stderr=subprocess.STDOUT,
+            env={**os.environ, **environment}, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
     give_up = time.monotonic() + 30
     while True:
         try:
-            lab.observer.record_etcd("rp1", leftovers.etcd_of(address))
-            return
+            return leftovers.etcd_of(address)
         except (OSError, KeyError):
             if time.monotonic() > give_up:
                 raise
@@ -168,6 +194,7 @@ PLANTS: dict[str, Plant] = {
         continue_too_early,
         record_left_behind,
         second_cluster,
+        last_copy_abandoned,
         member_added,
         record_of_another_deleted,
         foreign_hook_completed,

@@ -19,11 +19,12 @@ import jsonschema
 import yaml
 
 from lab.faults import FAULTS
-from lab.lab import Lab
+from lab.lab import CLUSTER, TABLE, Lab, LabError
+from lab.loopback import is_healthy
+from lab.observer import leftovers
 from lab.observer import report as reports
-from lab.observer.invariants import Leftover, gone_instances, judge
+from lab.observer.invariants import Leftover, gone_instances, instance_of, judge
 from lab.observer.journal import Entry
-from lab.observer.report import instance_of
 from lab.plants import PLANTS
 
 FOLDER = Path(__file__).parent / "scenarios"
@@ -35,6 +36,7 @@ LEFTOVER_S = 12.0
 POLL_S = 0.1
 
 ENDED = ("SUCCEEDED", "FAILED", "TIMED_OUT", "ABORTED")
+NAMES_AN_INSTANCE = ("group", "instance", "gone", "ready", "healthy", "no_node", "nothing_left", "no_execution")
 _PLACEHOLDER = re.compile(r"\{(instance|token|address):([^}]+)\}")
 
 
@@ -119,7 +121,7 @@ def _references(value: Any) -> Iterator[tuple[str, str]]:
     """(kind, name) of every group, instance and placeholder that a step names."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if key in ("group", "instance", "gone", "ready", "no_node", "nothing_left", "no_execution") and isinstance(inner, str):
+            if key in NAMES_AN_INSTANCE and isinstance(inner, str):
                 yield ("group" if key == "group" else "instance"), inner
             else:
                 yield from _references(inner)
@@ -213,6 +215,13 @@ class Run:
             "assert": self._assert,
             "plant": self._plant,
             "run_on": self._run_on,
+            "make_by_hand": self._make_by_hand,
+            "declare": self._declare,
+            "put_marker": self._put_marker,
+            "delete_marker": self._delete_marker,
+            "delete_stack": self._delete_stack,
+            "deploy_stack": self._deploy_stack,
+            "cli": self._cli,
         }
 
     def go(self) -> Outcome:
@@ -314,6 +323,7 @@ class Run:
             group=body.get("group"),
             instance_id=self._known(body["instance"]) if body.get("instance") else None,
             document=body.get("document"),
+            state=body.get("state"),
             times=body.get("times", 1),
         )
 
@@ -326,6 +336,60 @@ class Run:
             raise StepFailed(f"exit code {done.returncode}, {(done.stderr or done.stdout).strip()[-300:]}")
         if body.get("stdout_contains", "") not in done.stdout:
             raise StepFailed(f"stdout is {done.stdout.strip()[-300:]!r} without {body['stdout_contains']!r}")
+
+    def _make_by_hand(self, body: Mapping[str, Any]) -> None:
+        from lab.arktos import handmade
+
+        try:
+            handmade.make_masters(self.lab.fleet, self.lab.region, self._known(body["tp"]), self._known(body["rp"]))
+        except handmade.NotUp as error:
+            raise StepFailed(str(error)) from error
+
+    def _declare(self, body: Mapping[str, Any]) -> None:
+        self.lab.declare_tenant(body["tenant"])
+
+    def _marker(self, partition: str) -> dict[str, Any]:
+        """Table and key of a partition's marker."""
+        key = {"pk": {"S": f"PARTITION#{CLUSTER}#{partition}"}, "sk": {"S": "MARKER"}}
+        return {"TableName": TABLE, "Key": key}
+
+    def _put_marker(self, body: Mapping[str, Any]) -> None:
+        given = self._filled(body["attributes"])
+        values = {name: {"N": str(value)} if isinstance(value, int) else {"S": value} for name, value in given.items()}
+        self.lab.region.client("dynamodb").update_item(
+            **self._marker(body["partition"]),
+            UpdateExpression="SET " + ", ".join(f"#{name} = :{name}" for name in values),
+            ExpressionAttributeNames={f"#{name}": name for name in values},
+            ExpressionAttributeValues={f":{name}": value for name, value in values.items()},
+        )
+
+    def _delete_marker(self, body: Mapping[str, Any]) -> None:
+        self.lab.region.client("dynamodb").delete_item(**self._marker(body["partition"]))
+
+    def _delete_stack(self, _: Mapping[str, Any]) -> None:
+        self._of_the_lab(self.lab.delete_autojoin)
+
+    def _deploy_stack(self, body: Mapping[str, Any]) -> None:
+        if body["table"] == "existing":
+            self._of_the_lab(lambda: self.lab.deploy_autojoin(ExistingTableName=TABLE))
+        else:
+            self.lab.region.client("dynamodb").delete_table(TableName=TABLE)
+            self._of_the_lab(self.lab.deploy_autojoin)
+
+    def _of_the_lab(self, does: Callable[[], None]) -> None:
+        try:
+            does()
+        except LabError as error:
+            raise StepFailed(str(error)) from error
+
+    def _cli(self, body: Mapping[str, Any]) -> None:
+        done = self.lab.cli([str(self._filled(word)) for word in body["args"]])
+        said = (done.stdout + done.stderr).strip()[-1000:]
+        if done.returncode != body.get("exit_code", 0):
+            raise StepFailed(f"exit code {done.returncode}: {said}")
+        missing = [text for text in self._filled(body.get("contains") or []) if text not in done.stdout + done.stderr]
+        if missing:
+            raise StepFailed(f"said {said!r}, without {missing}")
 
     def _wait_for(self, body: Mapping[str, Any]) -> None:
         within_s = float(body.get("within_s", DEFAULT_WAIT_S))
@@ -418,6 +482,14 @@ class Run:
         missing = [text for text in self._filled(wanted.get("cause") or []) if text not in str(seen.get("cause"))]
         return f"{told}, without {missing}" if missing else None
 
+    def _is_failed_joins(self, wanted: Mapping[str, Any]) -> str | None:
+        failed = [e for e in self.entries("execution") if e["machine"].endswith("-join") and e["status"] == "FAILED"]
+        mine = [e for e in failed if (i := self.lab.fleet.instances.get(instance_of(e) or "")) and i.group == wanted["group"]]
+        seen = len({e["arn"] for e in mine if e["error"] == wanted["error"]})
+        if seen >= wanted["at_least"]:
+            return None
+        return f"{seen} joins of {wanted['group']} failed with {wanted['error']}; failures: {[e['error'] for e in mine]}"
+
     def _is_executions(self, wanted: Mapping[str, Any]) -> str | None:
         instance_id = self.instance(wanted["instance"])
         joins = [e for e in self.entries("execution") if e["machine"].endswith("-join") and instance_of(e) == instance_id]
@@ -442,6 +514,41 @@ class Run:
             return None
         return f"no line of {wanted['function']} contains {texts}"
 
+    def _is_healthy(self, name: str) -> str | None:
+        instance_id = self.instance(name)
+        instance = self.lab.fleet.instances.get(instance_id or "")
+        return None if instance and is_healthy(instance.address) else f"no API server answers on {name}"
+
+    def _is_founding(self, wanted: Mapping[str, Any]) -> str | None:
+        """What the witness says was decided last, and that its etcd is the one that answers."""
+        partition, instance_id = wanted["partition"], self.instance(wanted["instance"])
+        seen = self.lab.witness(partition)
+        told = f"the witness of {partition} says {seen}, {wanted['instance']} is {instance_id}"
+        if not seen:
+            return told
+        last = max(seen, key=lambda name: (int(name.partition("-")[2]), name))
+        state, _, epoch = last.partition("-")
+        decided = seen[last]
+        if (state, decided["instance"]) != (wanted["state"], instance_id) or wanted.get("epoch", int(epoch)) != int(epoch):
+            return told
+        answering = [e for e in self.entries("etcd") if e["instance_id"] == instance_id]
+        if wanted["state"] == "formed" and (not answering or answering[-1]["cluster_id"] != decided["cluster_id"]):
+            return f"{told}; etcd answered with {[e['cluster_id'] for e in answering]}"
+        return None
+
+    def _is_named(self, wanted: Mapping[str, Any]) -> str | None:
+        instance_id = self.instance(wanted["instance"])
+        address = self.lab.fleet.instances[instance_id].address if instance_id in self.lab.fleet.instances else ""
+        names = [r["name"] for r in leftovers.records(self.lab.region) if r["set"] == instance_id and r["values"] == [address]]
+        targets = [t["group"] for t in leftovers.targets(self.lab.region) if t["id"] in (instance_id, address)]
+        if len(names) == 1 and len(targets) == wanted["targets"]:
+            return None
+        return f"{wanted['instance']} at {address} has the records {names} and is a target of {targets}"
+
+    def _is_metric(self, wanted: Mapping[str, Any]) -> str | None:
+        seen = self.lab.metric(wanted["name"], self.began_at)
+        return None if seen >= wanted["at_least"] else f"metric {wanted['name']} is {seen:g}, not at least {wanted['at_least']}"
+
     def _is_dead_letter(self, wanted: list[str]) -> str | None:
         texts = [self._filled(text) for text in wanted]
         messages = self.lab.dead_letters()
@@ -464,6 +571,11 @@ class Run:
             return True
         return any(hook.closed_at is None and hook.group not in self._may_wait() for hook in self.lab.hooks(self.began_at))
 
+    def _left(self) -> list[Leftover]:
+        """What names a gone instance, but for those that served: leaving is not handled in this version."""
+        served = {self.instance(name) for name in self.scenario.expect.get("may_be_left_behind") or ()}
+        return [found for found in self.lab.observer.left_of_gone(self.entries()) if found.instance_id not in served]
+
     def _come_to_rest(self) -> list[Leftover]:
         """Wait until nothing moves, then for leftovers to go; returns those that stay."""
         give_up = time.monotonic() + (SETTLE_S if self.lab.has_stack else 1.0)
@@ -471,7 +583,7 @@ class Run:
             time.sleep(POLL_S)
         give_up = time.monotonic() + (LEFTOVER_S if self.lab.has_stack else 1.0)
         while True:
-            left = self.lab.observer.left_of_gone(self.entries())
+            left = self._left()
             if not left or time.monotonic() > give_up:
                 return left
             time.sleep(0.5)

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from lab.observer.invariants import hooks_of
+from lab.observer.invariants import hooks_of, instance_of
 from lab.observer.journal import Entry, Journal
-from lab.observer.report import instance_of, join_times
+from lab.observer.report import join_times
 
 BAR_CHARS = 40
 CAUSE_CHARS = 300
@@ -54,7 +54,7 @@ class Progress:
         instance_id, what = said
         row = self.rows.get(instance_id)
         group = row.group if row else ""
-        return f"{entry['t'] - self.started_at:7.1f}s  {instance_id:<19} {group:<10} {what}"
+        return f"{entry['t'] - self.started_at:7.1f}s  {instance_id:<19} {group:<17} {what}"
 
     def _row(self, entry: Entry, instance_id: str) -> Row:
         row = self.rows.setdefault(instance_id, Row(instance_id, "", entry["t"]))

@@ -13,7 +13,7 @@ Prints `file: state: problem` for each problem; exit code 1 if there is any. The
 4. every cycle passes through a Choice whose name ends in Deadline, which looks at $millis() and has a way out
 5. every path, Catch edges included, ends in one of three ways: through a completing state to a Succeed, through a
    handing-over state to a Fail, or in an end that is listed here as holding no hook; nothing completes and hands over
-6. the plan's order of steps is the graph's
+6. the plan's order of steps is the graph's; another round, the Default of a Deadline, may begin at an earlier step
 7. `${Name}` used = DefinitionSubstitutions given in the template
 8. expressions: paths, literals, comparisons, and, or, $not, $exists, $millis, $string, $merge, objects and arrays
 9. no literal ARN (service integrations apart), account, region, or name of a function or machine
@@ -249,8 +249,14 @@ def _end_rules(graph: asl.Graph, ends: Ends) -> Iterator[tuple[str, str]]:
 # -- rule 6: order -----------------------------------------------------------------------------------------------------
 
 
+def _onward(name: str, state: Mapping[str, Any]) -> list[str]:
+    """Where the normal way goes on; the Default of a Deadline is another round."""
+    back = {state.get("Default")} if name.endswith("Deadline") else set()
+    return [t for e, t in asl.successors(state) if e != "catch" and t not in back]
+
+
 def _order_rules(graph: asl.Graph, order: Sequence[str]) -> Iterator[tuple[str, str]]:
-    edges = {n: [t for e, t in asl.successors(s) if e != "catch"] if isinstance(s, dict) else [] for n, s in graph.states.items()}
+    edges = {n: _onward(n, s) if isinstance(s, dict) else [] for n, s in graph.states.items()}
     known = [s for s in order if s in graph.states]
     for step in order:
         if step not in graph.states:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-TOOLS = ("curl", "jq")
+TOOLS = ("curl", "jq", "openssl")
 PACKAGE = re.compile(r"^'[^']*' (?P<name>[^_ ]+)_\S+\.deb ", re.MULTILINE)
 WRAPPER = """#!/bin/sh
 LD_LIBRARY_PATH={libraries} exec {binary} "$@"
@@ -64,7 +64,7 @@ def _wrap(folder: Path, tool: str) -> None:
     wrapper = folder / "bin" / tool
     wrapper.write_text(WRAPPER.format(libraries=libraries, binary=binary), encoding="utf-8")
     wrapper.chmod(0o755)
-    _run([str(wrapper), "--version"], folder)
+    _run([str(wrapper), "version" if tool == "openssl" else "--version"], folder)
 
 
 def _run(argv: Sequence[str], folder: Path) -> str:

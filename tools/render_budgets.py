@@ -37,6 +37,9 @@ MEANINGS: dict[str, str] = {
     "COMMAND_EXECUTION_S": "For a script to run (`executionTimeout` of the document).",
     "SLACK_S": "Between a command's own end and the deadline by which nobody asks for it any more.",
     "AGENT_S": "For the SSM agent to come online, from the start of the join.",
+    "MEMBER_S": "For another instance's claim of a partition's founding to end, until EC2 says that it is terminated.",
+    "SYNCED_S": "For etcd to be seen from outside its node, once its own script saw it healthy.",
+    "TARGET_S": "For the targets of a master to become healthy; once for its API server, once for its front door.",
     "SHORTEST_HEARTBEAT_S": "Least `HeartbeatTimeout` of a launch hook; a shorter one is refused with HookTooShort.",
     "MAX_HOOK_S": "Most that any hook can hold an instance, a limit of AWS.",
     "MAX_HEARTBEATS": "Most heartbeat time-outs that a hook can hold an instance, a limit of AWS (a count).",
@@ -81,18 +84,26 @@ def commands(budgets: ModuleType) -> str:
     return table(("document", "delivery", "execution", "slack", "sum"), rows)
 
 
-def deadlines(budgets: ModuleType) -> str:
-    """The deadlines of a join that starts at 0, without a hook and with hooks that opened at 0."""
+def deadlines(budgets: ModuleType, role: str) -> str:
+    """The deadlines of a join of this role that starts at 0, without a hook and with hooks that opened at 0."""
     columns: dict[str, int | None] = {"no hook held": None}
     for heartbeat_s in (budgets.SHORTEST_HEARTBEAT_S, 300, WIDEST_HEARTBEAT_S):
         columns[f"heartbeat {_seconds(heartbeat_s)}"] = budgets.hook_total_s(heartbeat_s)
-    made = {head: budgets.join_deadlines(0, None if total is None else 0, total) for head, total in columns.items()}
+    made = {head: budgets.join_deadlines(role, 0, None if total is None else 0, total) for head, total in columns.items()}
     what = {
         "agent_ms": "the agent is online by",
+        "member_ms": "who founds is decided by",
+        "start_etcd_ms": "etcd's script has ended by",
+        "synced_ms": "etcd is seen by",
+        "start_api_ms": "the API server's script has ended by",
+        "api_name_ms": "its targets are healthy by",
         "join_ms": "the join script has ended by",
         "verify_ms": "the node is verified by",
+        "front_door_ms": "the targets for clients are healthy by",
         "overall_ms": "nothing goes round any more after",
     }
+    if role == "worker":
+        what = {field: text for field, text in what.items() if field in ("agent_ms", "join_ms", "verify_ms", "overall_ms")}
     rows: list[tuple[object, ...]] = [
         ("the hook itself ends after", *("–" if total is None else _seconds(total) for total in columns.values()))
     ]
@@ -104,7 +115,8 @@ def parts() -> dict[str, str]:
     """All generated parts of docs/budgets.md."""
     from autojoin.domain import budgets
 
-    return {"limits": limits(budgets), "commands": commands(budgets), "deadlines": deadlines(budgets)}
+    made = {f"deadlines of {role}": deadlines(budgets, role) for role in ("worker", "tp", "rp")}
+    return {"limits": limits(budgets), "commands": commands(budgets), **made}
 
 
 def _seconds(value: float) -> str:

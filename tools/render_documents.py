@@ -1,8 +1,8 @@
 """Render documents/src/*.sh into the SSM Command documents documents/*.yaml, so that scripts and documents cannot drift.
 
 Usage: tools/render_documents.py [--check]. With --check nothing is written; exit code 1 if a document is stale or left over.
-A document's parameters are the `parameter` lines of its script; its text is the script with lib.sh in place of the line
-that sources it. The exit codes in lib.sh must be those of documents/exit_codes.json.
+A document's parameters are the `parameter` lines of its script; its text is the script with lib.sh, and with each part lib-*.sh,
+in place of the line that sources it. The exit codes in lib.sh must be those of documents/exit_codes.json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "documents" / "src"
 LIBRARY = "lib.sh"
-SOURCING = re.compile(r'^(# shellcheck source-path=SCRIPTDIR source=lib\.sh\n)?\. "\$\(dirname "\$0"\)/lib\.sh"\n', re.MULTILINE)
+_SOURCE = r'(?:# shellcheck source-path=SCRIPTDIR source=[a-z-]+\.sh\n)?{}\. "\$\(dirname "\$0"\)/(?P<part>lib[a-z-]*\.sh)"\n'
+SOURCING = re.compile("^" + _SOURCE.format(""), re.MULTILINE)
+NEEDING = re.compile("^" + _SOURCE.format(r"\[\[ -v \w+ \]\] \|\| "), re.MULTILINE)
+"""How a part says which other parts it needs; in a document they are there already."""
 PARAMETER = re.compile(r"^parameter .+$", re.MULTILINE)
 EXIT_CODE = re.compile(r"\[(\w+)\]=(\d+)")
 LONGEST = 64 * 1024
@@ -72,13 +75,14 @@ def exit_codes_of(library: str) -> dict[str, int]:
 def render(name: str, sources: Path = SOURCES) -> str:
     """The YAML of document `name`. Raises ValueError for a script that cannot be one."""
     script = (sources / f"{name}.sh").read_text(encoding="utf-8")
-    library = (sources / LIBRARY).read_text(encoding="utf-8").removeprefix("#!/bin/bash\n")
+    library = (sources / LIBRARY).read_text(encoding="utf-8")
     codes = {k: v["code"] for k, v in json.loads((sources.parent / "exit_codes.json").read_text(encoding="utf-8")).items()}
     if exit_codes_of(library) != codes:
         raise ValueError(f"the exit codes of {LIBRARY} are not those of exit_codes.json: {exit_codes_of(library)}")
-    text, times = SOURCING.subn(lambda _: "\n" + library, script)
-    if times != 1:
-        raise ValueError(f"{name}.sh sources lib.sh {times} times, expected once")
+    parts = [match["part"] for match in SOURCING.finditer(script)]
+    if parts.count(LIBRARY) != 1 or len(set(parts)) != len(parts):
+        raise ValueError(f"{name}.sh sources {LIBRARY} {parts.count(LIBRARY)} times, expected once, and each part at most once: {parts}")
+    text = SOURCING.sub(lambda match: "\n" + _part(sources / match["part"]), script)
     if not text.startswith("#!/bin/bash\n"):
         raise ValueError(f"{name}.sh does not begin with #!/bin/bash; the agent would run it with sh")
     if "{{" in text:
@@ -103,13 +107,18 @@ def render(name: str, sources: Path = SOURCES) -> str:
     return HEADER.format(name=name) + body
 
 
+def _part(path: Path) -> str:
+    """The text of a sourced part as it stands in a document."""
+    return NEEDING.sub("", path.read_text(encoding="utf-8").removeprefix("#!/bin/bash\n"))
+
+
 def main() -> int:
     """Write, or with --check compare, every document; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     stale = []
-    names = sorted(source.stem for source in SOURCES.glob("*.sh") if source.name != LIBRARY)
+    names = sorted(source.stem for source in SOURCES.glob("*.sh") if not source.name.startswith("lib"))
     for name in names:
         target = ROOT / "documents" / f"{name}.yaml"
         rendered = render(name)

@@ -31,7 +31,7 @@ SHAPES = {
     "Task": '{0}["{0}"]',
     "Choice": '{0}{{"{0}"}}',
     "Wait": '{0}[/"{0}"/]',
-    "Pass": '{0}["{0}"]:::unused',
+    "Pass": '{0}["{0}"]',
     "Succeed": '{0}(["{0}"])',
     "Fail": '{0}(["{0}"]):::failed',
 }
@@ -47,7 +47,6 @@ def picture(machine: dict[str, Any]) -> str:
         for arrow, label, target in _edges(state):
             lines.append(f"  {name} {arrow}" + (f'|"{label}"| ' if label else " ") + target)
     lines += [
-        "  classDef unused stroke-dasharray: 4 4",
         "  classDef failed stroke-width: 3px",
         "```",
     ]

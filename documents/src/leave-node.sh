@@ -1,6 +1,7 @@
 #!/bin/bash
 # Stop and forget our part of this node: units, configuration, pod network. Best effort and repeatable; the instance is going,
-# so what cannot be undone is named and does not fail the step, except a unit that will not stop.
+# so what cannot be undone is named and does not fail the step, except a unit that will not stop. Of a master, etcd stops last; its
+# data stays, and so does the record of the founding that the data belongs to.
 # shellcheck source-path=SCRIPTDIR source=lib.sh
 . "$(dirname "$0")/lib.sh"
 step=leave-node
@@ -18,7 +19,8 @@ fi
 
 # In reverse of the starting order, so that no pod loses its network before the kubelet lets go of it.
 stopped=()
-for unit in arktos-kube-proxy arktos-kubelet arktos-flanneld; do
+for unit in arktos-kube-proxy arktos-kubelet arktos-flanneld arktos-kube-scheduler arktos-kube-controller-manager \
+  arktos-network-controller arktos-apiserver arktos-etcd; do
   [[ -f $units/$unit.service ]] || continue
   stopped+=("$unit")
   systemctl disable "$unit.service" || log "$unit could not be disabled"
@@ -26,8 +28,8 @@ for unit in arktos-kube-proxy arktos-kubelet arktos-flanneld; do
 done
 for unit in "${stopped[@]}"; do
   wait_for 30
-  while [[ $(unit_state "$unit") == active ]]; do
-    in_time || fail UnitFailed "$unit is still active after stop" "$unit stops" "end it by hand; the Node must not be deleted while its kubelet runs"
+  until [[ $(unit_state "$unit") =~ ^(inactive|failed|unknown|)$ ]]; do
+    in_time || fail UnitFailed "$unit is $(unit_state "$unit") after stop" "$unit stops" "end it by hand; the Node must not be deleted while its kubelet runs"
   done
   rm -f -- "$units/$unit.service"
   systemctl reset-failed "$unit.service" 2>/dev/null || true
@@ -37,5 +39,9 @@ systemctl daemon-reload || log "daemon-reload failed"
 left=()
 pod_cidr=$(jq -r '.Network // ""' "$config/net-conf.json" 2>/dev/null) || pod_cidr=""
 clean_cni "$pod_cidr" || left+=("pod network")
-rm -rf -- "$config" "$root/etc/arktos.previous" || left+=("configuration")
+kept=()
+if compgen -G "$root/var/lib/etcd/member/wal/*.wal" >/dev/null; then kept=(! -name etcd); fi
+if [[ -d $config ]]; then find "$config" -mindepth 1 -maxdepth 1 "${kept[@]}" -exec rm -rf -- {} + || left+=("configuration"); fi
+rmdir "$config" 2>/dev/null || true
+rm -rf -- "$root/etc/arktos.previous" || left+=("previous configuration")
 succeed "{\"stopped\": ${#stopped[@]}, \"left\": $(json_list "${left[@]}")}"

@@ -1,12 +1,13 @@
 #!/bin/bash
 # What the node scripts share: the result line, failures by class, parameters, instance metadata, API calls, addresses.
-# The renderer puts this text in place of the line that sources it, so each document carries its own copy of one original.
+# The renderer puts this text, and that of the other parts lib-*.sh, in place of the line that sources it, so each document
+# carries its own copy of one original.
 #
 # Contract of every script: the last line on stdout is one JSON object; everything else goes to stderr; the exit code names
 # the error class (documents/exit_codes.json). Every path is under AUTOJOIN_ROOT, which is empty on a real node.
 set -Eeuo pipefail
 
-declare -Ar exit_codes=([ScriptFailed]=1 [InvalidParameter]=10 [BinariesMissing]=11 [ClientCaMissing]=12 [SubnetNotAdjacent]=13 [ApiUnreachable]=14 [Busy]=15 [UnitFailed]=16 [NodeNotReady]=20 [RoutesMissing]=21 [CanaryFailed]=22 [NodeRefused]=23)
+declare -Ar exit_codes=([ScriptFailed]=1 [InvalidParameter]=10 [BinariesMissing]=11 [ClientCaMissing]=12 [SubnetNotAdjacent]=13 [ApiUnreachable]=14 [Busy]=15 [UnitFailed]=16 [PortInUse]=17 [NodeNotReady]=20 [RoutesMissing]=21 [CanaryFailed]=22 [NodeRefused]=23 [EtcdDataForeign]=24 [QuorumLost]=25 [SecretMissing]=26 [ClusterIdMismatch]=27 [PeersNotSeen]=28)
 
 root="${AUTOJOIN_ROOT:-}"
 imds_endpoint="${AWS_EC2_METADATA_SERVICE_ENDPOINT:-http://169.254.169.254}"
@@ -85,6 +86,7 @@ single_run() {
   mkdir -p "$run_dir"
   exec 9>"$run_dir/$1.lock"
   flock -w 3 9 || fail Busy "another run holds $run_dir/$1.lock" "one run at a time" "repeat the step a little later"
+  umask 077
   work=$(mktemp -d "$run_dir/$step.XXXXXX")
 }
 
@@ -124,6 +126,24 @@ own_instance() {
   own[region]=$(imds placement/region)
 }
 
+# aws_call ARGUMENT...: the aws CLI in this region; what it prints is in $work/aws.out. Sets aws_code (AWS's error code, empty
+# when it worked) and aws_error. What is no answer of the service is tried again for 20 seconds, then ApiUnreachable.
+aws_call() {
+  wait_for 20
+  while true; do
+    aws_code="" aws_error=""
+    if aws "$@" --region "${own[region]}" >"$work/aws.out" 2>"$work/aws.err"; then return 0; fi
+    aws_error=$(tr '\n' ' ' <"$work/aws.err" | head -c 300)
+    if [[ $aws_error =~ \(([A-Za-z]+)\)\ when\ calling ]]; then aws_code=${BASH_REMATCH[1]}; fi
+    case $aws_code in
+      "" | *Throttl* | *Internal* | *Unavailable*) ;;
+      *) return 0 ;;
+    esac
+    in_time || fail ApiUnreachable "aws $1 $2: $aws_error" "the service answers" \
+      "check the route to the endpoint of $1 and the instance profile"
+  done
+}
+
 # request METHOD URL [JSON]: sets http_status (000 when nothing answered), http_body and http_error.
 request() {
   local answer
@@ -160,6 +180,21 @@ api_healthy() {
     api "$partition" GET /healthz
     [[ $http_status == 200 ]] || fail ApiUnreachable "GET $(api_url "$partition")/healthz: HTTP $http_status ${http_body:0:200}" \
       "every listed partition is healthy" "repair partition $partition first; nothing was changed on this node"
+  done
+}
+
+# not_healthy PARTITION...: sets waiting to those that do not answer /healthz with ok; all are asked at once.
+waiting=()
+not_healthy() {
+  local partition
+  waiting=()
+  for partition in "$@"; do
+    [[ $(curl -s -m 4 --noproxy '*' "$(api_url "$partition")/healthz" 2>/dev/null || true) == ok ]] || touch "$work/silent.$partition" &
+  done
+  wait
+  for partition in "$@"; do
+    [[ ! -e $work/silent.$partition ]] || waiting+=("$partition")
+    rm -f -- "$work/silent.$partition"
   done
 }
 
@@ -208,8 +243,14 @@ pods_in_range() { # POD_CIDR OF THE PARTITION
     "make pod_cidr of the declared partition $Partition equal to --cluster-cidr of its controller-manager"
 }
 
-# Our units, in starting order.
-readonly -a our_units=(arktos-kubelet arktos-flanneld arktos-kube-proxy)
+# The units that a script is about, in starting order: a worker's unless it says otherwise. Those in held_units wait in their
+# ExecStartPre until their peers answer; as long as one does not (peers_answer is empty), waiting is as good as being active.
+our_units=(arktos-kubelet arktos-flanneld arktos-kube-proxy)
+held_units=()
+peers_answer=""
+may_wait() { [[ " ${held_units[*]} " == *" $1 "* ]]; }
+unit_waits() { may_wait "$1" && [[ $(systemctl show -p SubState --value "$1.service" 2>/dev/null) == start-pre ]]; }
+unit_good() { [[ $(unit_state "$1") == active ]] || { [[ -z $peers_answer ]] && unit_waits "$1"; }; }
 unit_state() { systemctl is-active "$1.service" 2>/dev/null || true; }
 
 # fail_if_broken UNIT: count the looks at which the unit was not active; ten of them in one run are a failure of the unit.
@@ -217,21 +258,21 @@ declare -A not_active=()
 fail_if_broken() {
   local state
   state=$(unit_state "$1")
-  [[ $state != active ]] || return 0
+  if [[ $state == active ]] || unit_waits "$1"; then return 0; fi
   not_active[$1]=$((${not_active[$1]:-0} + 1))
   if [[ $state == failed ]] || ((${not_active[$1]} >= 10)); then
     fail UnitFailed "$1 is $state: $(last_log "$1")" "$1 stays active" "read 'journalctl -u $1' on the node"
   fi
 }
-all_active() {
+all_good() {
   local unit
-  for unit in "${our_units[@]}"; do [[ $(unit_state "$unit") == active ]] || return 1; done
+  for unit in "${our_units[@]}"; do unit_good "$unit" || return 1; done
 }
-await_units() { # until all of them are active, for a short while
+await_units() { # until all of them are good, for a short while
   local unit
   for unit in "${our_units[@]}"; do
     wait_for 20
-    until [[ $(unit_state "$unit") == active ]]; do
+    until unit_good "$unit"; do
       fail_if_broken "$unit"
       in_time || fail UnitFailed "$unit is $(unit_state "$unit"): $(last_log "$unit")" "$unit is active" \
         "read 'journalctl -u $unit' on the node; join it again if the unit is absent"

@@ -3,6 +3,6 @@
 from autojoin.bootstrap import ports
 from autojoin.entrypoint import handler_for
 from autojoin.events.eventbridge import CommandEnded
-from autojoin.use_cases.commanding import command_ended
+from autojoin.use_cases.answering import command_ended
 
 lambda_handler = handler_for({CommandEnded: command_ended}, ports)

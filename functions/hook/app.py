@@ -2,8 +2,8 @@
 
 from autojoin.bootstrap import ports
 from autojoin.entrypoint import handler_for
-from autojoin.events.operations import Abandon, Complete
+from autojoin.events.operations.hook import Abandon, Complete
+from autojoin.use_cases.abandonment import abandon
 from autojoin.use_cases.completion import complete
-from autojoin.use_cases.rollback import abandon
 
 lambda_handler = handler_for({Complete: complete, Abandon: abandon}, ports)

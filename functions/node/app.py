@@ -2,7 +2,7 @@
 
 from autojoin.bootstrap import ports
 from autojoin.entrypoint import handler_for
-from autojoin.events.operations import Admit, Preflight, TakeOver
+from autojoin.events.operations.node import Admit, Preflight, TakeOver
 from autojoin.use_cases.admission import admit
 from autojoin.use_cases.preflight import preflight
 from autojoin.use_cases.rollback import take_over

@@ -1,7 +1,8 @@
-"""A small cluster without a region: nodes of the lab's own parts and hand-made masters, for tests of scripts and stand-ins.
+"""A small cluster without a region, for tests of scripts and stand-ins: nodes of the lab's own parts, masters made by hand or by
+the shipped documents.
 
 A node here is a folder, an address, metadata, a service manager and a network, as in the fleet, but no API of AWS is served:
-an `aws` on the PATH answers `ssm get-parameter` from a folder and nothing else.
+an `aws` on the PATH (bench_aws.py) answers for parameters and secrets from folders and for nothing else.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from lab import lifeline
 from lab.arktos import masters
@@ -33,19 +37,30 @@ CLUSTER, ZONE = "demo", "demo.arktos.internal"
 ABSENT = ("tp9", "rp9")
 """Partitions that never answer; no name is asked outside the bench."""
 WAIT_S = 60.0
-AWS = """#!/bin/sh
-# ssm get-parameter of the bench: parameters are files, their names with % for each slash.
-while [ $# -gt 0 ]; do
-  [ "$1" = --name ] && name=$2
-  shift
-done
-if [ -f "$AUTOJOIN_ROOT/../../parameters/$(echo "$name" | tr / %)" ]; then
-  exec cat "$AUTOJOIN_ROOT/../../parameters/$(echo "$name" | tr / %)"
-fi
-echo "An error occurred (ParameterNotFound) when calling the GetParameter operation: " >&2
-exit 254
-"""
+DOCUMENTS = Path(__file__).resolve().parents[2] / "documents"
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nTm90IGEgcmVhbCBvbmU6IG5vIHN0YW5kLWluIHJlYWRzIGl0Lg==\n-----END CERTIFICATE-----\n"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a document's script ended: exit code, the result line, everything before it on stdout, stderr."""
+
+    code: int
+    result: dict[str, Any]
+    before: str
+    stderr: str
+
+    @property
+    def error(self) -> str:
+        """The class of the failure, or an empty text."""
+        return str(self.result.get("error", ""))
+
+
+def ended(process: subprocess.Popen[str]) -> Ended:
+    """Wait for a script that was started. Raises subprocess.TimeoutExpired."""
+    out, err = process.communicate(timeout=110)
+    before, _, last = out.rstrip("\n").rpartition("\n")
+    return Ended(process.returncode, json.loads(last), before, err)
 
 
 @dataclass
@@ -98,6 +113,22 @@ class Node:
         """Destination to gateway of every route through another node."""
         return {r["dst"]: r["via"] for r in self.network.read()["routes"] if "via" in r and r["dst"] != "default"}
 
+    def units(self) -> list[str]:
+        """The names of our units on the node."""
+        return sorted(p.stem for p in (self.root / "etc/systemd/system").glob("arktos-*.service"))
+
+    def pids(self) -> dict[str, str]:
+        """Unit to the id of its main process, 0 where none runs."""
+        return {unit: self.systemctl(f"show -p MainPID --value {unit}")[1].strip() for unit in self.units()}
+
+    def reboot(self) -> None:
+        """End every service, forget what lies in memory, start what is enabled."""
+        for unit in self.units():
+            self.systemctl(f"stop {unit}")
+        for folder in ("run/autojoin", "run/flannel"):
+            shutil.rmtree(self.root / folder, ignore_errors=True)
+        self.manager.start_enabled()
+
     def power_off(self) -> None:
         """End everything on the node. Safe to call twice."""
         while self._parts:
@@ -142,8 +173,10 @@ class Bench:
         self.pod_cidr, self.service_cidr = f"127.{self.n}.128.0/18", f"127.{self.n}.224.0/20"
         self.image = self.root / "image"
         (self.image / "bin").mkdir(parents=True)
-        (self.root / "parameters").mkdir()
-        (self.image / "bin/aws").write_text(AWS, encoding="utf-8")
+        for folder in ("parameters", "secrets", "scripts"):
+            (self.root / folder).mkdir()
+        shim = Path(__file__).with_name("bench_aws.py")
+        (self.image / "bin/aws").write_text(f'#!/bin/sh\nexec {sys.executable} -IS -B {shim} "$@"\n', encoding="utf-8")
         (self.image / "bin/aws").chmod(0o755)
         bake_image(self.image)
         shims = self.root / "shims"
@@ -163,6 +196,19 @@ class Bench:
     def put_parameter(self, name: str, value: str) -> None:
         """Publish a parameter."""
         (self.root / "parameters" / name.replace("/", "%")).write_text(value, encoding="utf-8")
+
+    def parameter(self, name: str) -> str | None:
+        """A published parameter."""
+        path = self.root / "parameters" / name.replace("/", "%")
+        return path.read_text(encoding="utf-8") if path.exists() else None
+
+    def secret(self, partition: str) -> Path:
+        """The file that is a partition's secret."""
+        return self.root / "secrets" / f"autojoin%{CLUSTER}%{partition}%kubernetes"
+
+    def deny(self, *operations: str) -> None:
+        """Refuse these operations of AWS (ssm:GetParameter …) from now on, and no others."""
+        (self.root / "denied").write_text("\n".join(operations), encoding="utf-8")
 
     def node(self, subnet: str = "a") -> Node:
         """A booted node in subnet a or b."""
@@ -227,6 +273,72 @@ class Bench:
             node = self.master(partition.id)
             units = sorted(p.name for p in (node.root / "etc/systemd/system").glob("arktos-*.service"))
             node.systemctl("start " + " ".join(units))
+
+    def declare(self, partition: str, kind: str) -> Node:
+        """Name a partition whose master the documents make, on a new node in subnet a."""
+        node = self.node()
+        number = sum(p.kind == kind for p in self.partitions)
+        cidr = f"127.{self.n}.{(224 if kind == 'tp' else 128) + 16 * number}.0/20"
+        self.partitions.append(masters.Partition(partition, kind, cidr, node.instance_id, node.address))
+        self._name()
+        return node
+
+    def withdraw(self, partition: str) -> None:
+        """End a partition's master and forget its name, secret and public data."""
+        self.master(partition).power_off()
+        self.partitions = [p for p in self.partitions if p.id != partition]
+        self.secret(partition).unlink(missing_ok=True)
+        (self.root / "parameters" / f"%autojoin%{CLUSTER}%public%{partition}%client-ca.crt").unlink(missing_ok=True)
+        self._name()
+
+    def document(self, name: str) -> Path:
+        """The script of a document, as the agent would write it."""
+        text = yaml.safe_load((DOCUMENTS / f"{name}.yaml").read_text(encoding="utf-8"))["mainSteps"][0]["inputs"]["runCommand"]
+        path = self.root / "scripts" / f"{name}.sh"
+        path.write_text("\n".join(text), encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    def start(
+        self, document: str, node: Node, parameters: Mapping[str, str], env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Begin a document on a node."""
+        return node.popen([self.document(document)], env={**{f"SSM_{k}": v for k, v in parameters.items()}, **(env or {})})
+
+    def parameters(self, partition: str, **changed: str) -> dict[str, str]:
+        """What a workflow would send to the master of a partition that it founds."""
+        own = next(p for p in self.partitions if p.id == partition)
+        return {
+            "Cluster": CLUSTER,
+            "Partition": own.id,
+            "InstanceId": own.instance_id,
+            "Zone": ZONE,
+            "Kind": own.kind,
+            "TenantPartitions": ",".join(p.id for p in self.partitions if p.kind == "tp"),
+            "ResourcePartitions": ",".join(p.id for p in self.partitions if p.kind == "rp"),
+            "ServiceCidr": own.cidr if own.kind == "tp" else "",
+            "PodCidr": own.cidr if own.kind == "rp" else "",
+            "CniBackend": own.cni_backend if own.kind == "rp" else "",
+            "Mode": "found",
+            "Token": f"{CLUSTER}.{own.id}.1.{own.instance_id}",
+            "ClusterId": "",
+            "Execution": "launch-e-1",
+            **changed,
+        }
+
+    def send(self, document: str, partition: str, env: Mapping[str, str] | None = None, **changed: str) -> Ended:
+        """Run a document on the master of a partition to its end, with the parameters of a founding where not changed."""
+        return ended(self.start(document, self.master(partition), self.parameters(partition, **changed), env))
+
+    def form(self, partition: str, **changed: str) -> dict[str, Ended]:
+        """Every document of a master's join, in order, up to the first that fails."""
+        kind = next(p.kind for p in self.partitions if p.id == partition)
+        done: dict[str, Ended] = {}
+        for document in ("start-etcd", "start-api", f"join-{kind}", "verify-master"):
+            done[document] = self.send(document, partition, **changed)
+            if done[document].code != 0:
+                break
+        return done
 
     def master(self, partition: str) -> Node:
         """The node that holds a partition."""

@@ -1,7 +1,7 @@
-"""A hand-made 1x1: one TP and one RP as an operator would have made them, with our tags and an SSM agent on both.
+"""A hand-made 1x1: one TP and one RP as an operator would have made them without Autojoin, with an SSM agent on both.
 
-The network is a stack of examples/network.yaml; what Autojoin does not make in this version (masters, their names, the
-declarations, the RP's published client CA) is made here through the same APIs that an operator would use.
+The network is a stack of examples/network.yaml; the masters, their keys and names, the declarations and the RP's published client CA
+are made here through the same APIs that an operator would use.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 from lab.arktos.masters import API_UNITS, Partition, files
 from lab.fleet.fleet import Fleet
+from lab.loopback import is_healthy
 from lab.region.region import Region
 
 CLUSTER = "demo"
 ZONE = "demo.arktos.internal"
+KEYS = "var/run/kubernetes"
+"""Where Arktos' own scripts put the keys of a master."""
 IMAGE_ID = "ami-0a1b2c3d4e5f60718"
 WAIT_S = 60.0
 
@@ -43,27 +47,38 @@ class NotUp(Exception):
 
 
 def build(fleet: Fleet, region: Region) -> HandMade:
-    """Make it, and return when both API servers are healthy and the RP's own Node is Ready. Raises NotUp."""
+    """Make it with our tags and declarations, and return when both API servers are healthy and the RP's own Node is Ready. Raises NotUp."""
     outputs = _network(region)
     profile = _profile(region)
     tp = _run(region, outputs, profile, "tp", "tp1")
     rp = _run(region, outputs, profile, "rp", "rp1")
+    partitions = make_masters(fleet, region, tp, rp)
+    _declare(region, partitions, outputs["HostedZoneId"])
+    certificate = (fleet.instances[rp].root / KEYS / "client-ca.crt").read_text(encoding="utf-8")
+    region.client("ssm").put_parameter(Name=f"/autojoin/{CLUSTER}/public/rp1/client-ca.crt", Value=certificate, Type="String")
+    return HandMade(tp, rp, outputs)
+
+
+def make_masters(fleet: Fleet, region: Region, tp: str, rp: str) -> list[Partition]:
+    """Make the masters of tp1 and rp1 out of two bare instances, as `build` does. Nothing is declared. Raises NotUp."""
     _until(lambda: all(fleet.instances[i].agent_online_at is not None for i in (tp, rp)), "the agents of both masters")
+    for instance_id in (tp, rp):
+        region.client("ec2").modify_instance_attribute(InstanceId=instance_id, SourceDestCheck={"Value": False})
     n = fleet.network
     partitions = [
         Partition("tp1", "tp", f"127.{n}.224.0/20", tp, fleet.instances[tp].address),
         Partition("rp1", "rp", f"127.{n}.128.0/18", rp, fleet.instances[rp].address),
     ]
     addresses = {p.id: p.address for p in partitions}
-    _names(region, outputs["HostedZoneId"], addresses)
-    _declare(region, partitions)
+    _names(region, _network(region)["HostedZoneId"], addresses)
     for partition in partitions:
+        _make_keys(fleet.instances[partition.instance_id].root / KEYS, partition.id)
         _write(fleet, partition, partitions)
-    _until(lambda: all(_answers(f"http://{address}:8080/healthz") for address in addresses.values()), "the API servers of both masters")
+    _until(lambda: all(is_healthy(address) for address in addresses.values()), "the API servers of both masters")
     for instance in (tp, rp):
         _start_rest(fleet, instance)
     _until(lambda: _node_is_ready(addresses["rp1"], rp), "the RP's own Node")
-    return HandMade(tp, rp, outputs)
+    return partitions
 
 
 def _network(region: Region) -> dict[str, str]:
@@ -105,9 +120,7 @@ def _run(region: Region, outputs: dict[str, str], profile: str, role: str, parti
         MetadataOptions={"HttpTokens": "required"},
         TagSpecifications=[{"ResourceType": "instance", "Tags": [{"Key": k, "Value": v} for k, v in tags.items()]}],
     )
-    instance_id = str(answer["Instances"][0]["InstanceId"])
-    ec2.modify_instance_attribute(InstanceId=instance_id, SourceDestCheck={"Value": False})
-    return instance_id
+    return str(answer["Instances"][0]["InstanceId"])
 
 
 def _names(region: Region, zone_id: str, addresses: dict[str, str]) -> None:
@@ -126,8 +139,8 @@ def _names(region: Region, zone_id: str, addresses: dict[str, str]) -> None:
     region.client("route53").change_resource_record_sets(HostedZoneId=zone_id, ChangeBatch={"Changes": changes})
 
 
-def _declare(region: Region, partitions: list[Partition]) -> None:
-    declared = {f"/autojoin/{CLUSTER}/cluster": json.dumps({"zone": ZONE})}
+def _declare(region: Region, partitions: list[Partition], zone_id: str) -> None:
+    declared = {f"/autojoin/{CLUSTER}/cluster": json.dumps({"zone": ZONE, "zone_id": zone_id})}
     for partition in partitions:
         name = f"/autojoin/{CLUSTER}/partitions/{partition.id}"
         if partition.kind == "tp":
@@ -135,15 +148,31 @@ def _declare(region: Region, partitions: list[Partition]) -> None:
         else:
             shape = {"id": partition.id, "kind": "rp", "pod_cidr": partition.cidr, "cni_backend": partition.cni_backend}
             declared[name] = json.dumps(shape)
-            declared[f"/autojoin/{CLUSTER}/public/{partition.id}/client-ca.crt"] = _client_ca(partition.id)
     for name, value in declared.items():
         region.client("ssm").put_parameter(Name=name, Value=value, Type="String", Overwrite=True)
 
 
-def _client_ca(partition: str) -> str:
-    """A CA certificate; its key is made here and forgotten here."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{partition}-client-ca")])
+def _make_keys(folder: Path, partition: str) -> None:
+    """Three CAs and the service-account key, made here and now."""
+    folder.mkdir(parents=True)
+    for ca in ("client-ca", "server-ca", "request-header-ca"):
+        key = ec.generate_private_key(ec.SECP256R1())
+        _keep(folder / f"{ca}.key", _text_of(key))
+        _keep(folder / f"{ca}.crt", _certificate(f"{partition}-{ca}", key))
+    _keep(folder / "service-account.key", _text_of(rsa.generate_private_key(65537, 2048)))
+
+
+def _keep(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
+
+
+def _text_of(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> str:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()
+
+
+def _certificate(common_name: str, key: ec.EllipticCurvePrivateKey) -> str:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     now = dt.datetime.now(dt.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -177,14 +206,6 @@ def _systemctl(fleet: Fleet, instance_id: str, *words: str) -> None:
     done = fleet.run_on(instance_id, ["systemctl", *words])
     if done.returncode != 0:
         raise NotUp(f"systemctl {' '.join(words)} on {instance_id}: {done.stderr or done.stdout}")
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=3) as answer:
-            return bool(answer.read() == b"ok")
-    except OSError:
-        return False
 
 
 def _node_is_ready(address: str, name: str) -> bool:

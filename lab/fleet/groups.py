@@ -127,6 +127,10 @@ class Group:
         return [part.strip() for part in str(self.settings.get("VPCZoneIdentifier") or "").split(",") if part.strip()]
 
     @property
+    def target_groups(self) -> list[str]:
+        return list(self.settings.get("TargetGroupARNs") or [])
+
+    @property
     def retains(self) -> bool:
         """Whether an instance whose terminate hook is abandoned is kept."""
         triggers = (self.settings.get("InstanceLifecyclePolicy") or {}).get("RetentionTriggers") or {}
@@ -167,6 +171,8 @@ class Groups:
         """Whether an instance abandoned at launch is then held by the terminate hooks too."""
         self.on_tags: Callable[[str, list[dict[str, Any]] | None], None] = lambda name, tags: None
         """Told a group's tags whenever they change; None when the group is gone."""
+        self.on_service: Callable[[Sequence[str], str, bool], None] = lambda arns, instance_id, serves: None
+        """Told a group's target groups, an instance of it, and whether that is in service now or has ceased to be."""
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -355,11 +361,14 @@ class Groups:
                 self._replace_later(group)
 
     def attach_target_groups(self, name: str, arns: Sequence[str], attach: bool = True) -> None:
-        """Attach- or DetachLoadBalancerTargetGroups: kept and shown; registration is not played."""
+        """Attach- or DetachLoadBalancerTargetGroups: the instances in service are registered, or deregistered."""
         with self._lock:
-            settings = self.group(name).settings
-            kept = [arn for arn in settings.get("TargetGroupARNs") or [] if arn not in arns]
-            settings["TargetGroupARNs"] = [*kept, *arns] if attach else kept
+            group = self.group(name)
+            kept = [arn for arn in group.target_groups if arn not in arns]
+            group.settings["TargetGroupARNs"] = [*kept, *arns] if attach else kept
+            for member in group.members.values():
+                if member.state == "InService" and not (attach and "AddToLoadBalancer" in group.suspended):
+                    self.on_service(arns, member.instance_id, attach)
 
     # -- hooks -------------------------------------------------------------------------------------------------------
 
@@ -679,7 +688,9 @@ class Groups:
         return True
 
     def _set(self, group: Group, member: Member, state: str, hook: str | None = None) -> None:
-        member.state = state
+        before, member.state = member.state, state
+        if before == "InService" or (state == "InService" and "AddToLoadBalancer" not in group.suspended):
+            self.on_service(group.target_groups, member.instance_id, state == "InService")
         self._record("lifecycle", instance_id=member.instance_id, group=group.name, state=state, hook=hook)
 
     def _tell_hook(self, group: Group, member: Member, action: LifecycleAction, event: str, result: str | None, by: str | None) -> None:

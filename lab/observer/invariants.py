@@ -6,6 +6,7 @@ sentence per violation and an empty list when the invariant holds; its name is t
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -110,6 +111,17 @@ def hooks_of(entries: Iterable[Entry]) -> list[Hook]:
     return list(hooks.values())
 
 
+def instance_of(execution: Entry) -> str | None:
+    """The instance that an execution is about, from its input."""
+    given = execution.get("input")
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return None
+    return str(given["instance_id"]) if isinstance(given, dict) and given.get("instance_id") else None
+
+
 def gone_instances(entries: Iterable[Entry]) -> set[str]:
     """Ids of the instances that EC2 has terminated."""
     ends = ("killed", "terminated")
@@ -141,21 +153,46 @@ def no_hook_outlives_its_deadline(evidence: Evidence) -> list[str]:
 
 
 def continue_only_when_the_node_works(evidence: Evidence) -> list[str]:
-    """At the moment of a CONTINUE of ours the RP's own API says: Node Ready, taint gone, pod CIDR in range."""
+    """At the moment of a CONTINUE of ours the node works, or it is a founder that must be kept.
+
+    A TP's API server is healthy. The RP's own API says of a node: Ready, taint gone, pod CIDR in range; of an RP's master the taint
+    may stay while a tenant partition does not answer. Kept: a clean-up runs for it and its etcd is formed.
+    """
     broken = []
     for look in evidence.of("look"):
+        if _is_kept(look, evidence):
+            continue
         where = f"CONTINUE for {look['instance_id']} at {look['t']:.1f}"
+        if look.get("role") == "tp":
+            if not look["healthy"]:
+                broken.append(f"{where}: its API server is not healthy")
+            continue
         node = look.get("node")
         if not node:
             broken.append(f"{where}: partition {look.get('partition')} knows no such Node ({look.get('error') or 'absent'})")
             continue
-        if not node["ready"]:
+        may_be_tainted = look.get("role") == "rp" and not look.get("tenants")
+        if not node["ready"] and not may_be_tainted:
             broken.append(f"{where}: its Node is not Ready")
-        if node["tainted"]:
+        if node["tainted"] and not may_be_tainted:
             broken.append(f"{where}: its Node still carries the not-ready taint")
         if not node["pod_cidr_in_range"]:
             broken.append(f"{where}: pod CIDR {node['pod_cidr'] or 'absent'} is not in the range of {look['partition']}")
     return broken
+
+
+def _is_kept(look: Entry, evidence: Evidence) -> bool:
+    """Whether a CONTINUE keeps an instance whose join failed: a clean-up runs for it, and its etcd was seen formed."""
+    cleaning: dict[str, str] = {}
+    formed = False
+    for entry in evidence.entries:
+        if entry["t"] > look["t"]:
+            break
+        if entry["kind"] == "execution" and str(entry["machine"]).endswith("-leave") and instance_of(entry) == look["instance_id"]:
+            cleaning[entry["arn"]] = entry["status"]
+        if entry["kind"] == "etcd" and entry.get("instance_id") == look["instance_id"]:
+            formed = bool(entry.get("formed"))
+    return formed and "RUNNING" in cleaning.values()
 
 
 def nothing_left_of_gone_instances(evidence: Evidence) -> list[str]:
@@ -170,27 +207,102 @@ def _etcd_by_partition(evidence: Evidence) -> dict[str, list[Entry]]:
     return seen
 
 
+def _ends(evidence: Evidence) -> dict[str, float]:
+    """When each instance that is gone was gone."""
+    ends: dict[str, float] = {}
+    for entry in evidence.of("instance"):
+        if entry.get("event") in ("killed", "terminated"):
+            ends.setdefault(entry["instance_id"], entry["t"])
+    return ends
+
+
 def one_cluster_id_per_partition(evidence: Evidence) -> list[str]:
-    """A partition's etcd has one cluster id for ever."""
+    """A partition has one etcd: never two ids at a time, never another one once it was formed, never the same one empty again.
+
+    A founder that ended before its etcd was formed leaves the founding to another one, whose id differs.
+    """
     broken = []
+    ends = _ends(evidence)
     for partition, entries in _etcd_by_partition(evidence).items():
         ids = list(dict.fromkeys(str(e["cluster_id"]) for e in entries))
-        if len(ids) > 1:
-            broken.append(f"partition {partition} was seen with {len(ids)} cluster ids: {', '.join(ids)}")
+        seen: dict[str, str] = {}  # instance -> cluster id
+        formed: dict[str, None] = {}
+        why = ""
+        for entry in entries:
+            who, now = str(entry.get("instance_id") or ""), str(entry["cluster_id"])
+            others = {c for i, c in seen.items() if c != now and (i == who or ends.get(i, entry["t"] + 1) > entry["t"])}
+            if others and not why:
+                why = "while the other one lived"
+            seen[who] = now
+            if entry.get("formed"):
+                formed[now] = None
+            if (formed and now not in formed) or len(formed) > 1:
+                why = why or f"although {next(iter(formed))} was formed"
+            if entry.get("emptied"):
+                broken.append(f"partition {partition}: etcd with id {now} on {who} lost what it held and started empty")
+        if why:
+            broken.append(f"partition {partition} was seen with {len(ids)} cluster ids: {', '.join(ids)}, {why}")
     return broken
 
 
 def etcd_members_unchanged(evidence: Evidence) -> list[str]:
-    """Workers never change the members of an etcd."""
+    """Nothing changes the members of an etcd in this version; a partition has those with which it first appeared."""
     broken = []
     for partition, entries in _etcd_by_partition(evidence).items():
-        first = sorted(map(str, entries[0]["members"]))
-        for entry in entries[1:]:
+        first: dict[str, list[str]] = {}
+        for entry in entries:
             now = sorted(map(str, entry["members"]))
-            if now != first:
-                broken.append(f"partition {partition} had members {first}, then {now}")
+            if now != first.setdefault(str(entry["cluster_id"]), now):
+                broken.append(f"partition {partition} had members {first[str(entry['cluster_id'])]}, then {now}")
                 break
     return broken
+
+
+def last_copy_is_not_destroyed(evidence: Evidence) -> list[str]:
+    """No ABANDON and no command of ours ends the only living member of an etcd that was formed."""
+    broken = []
+    for entry in evidence.of("hook"):
+        by = {"principal": entry.get("by")}
+        ours = entry["event"] == "completed" and entry.get("result") == "ABANDON" and entry.get("by") != "timer" and _by_autojoin(by)
+        if ours and _holds_last_copy(entry["instance_id"], entry["t"], evidence):
+            broken.append(f"ABANDON by {entry.get('by')} for {entry['instance_id']}, which holds the only copy of its partition's data")
+    for entry in evidence.of("process"):
+        if entry["event"] != "exited" or not str(entry["argv0"]).endswith("/etcd") or not entry.get("instance_id"):
+            continue
+        document = _stopped_by(entry, evidence)
+        if document and _holds_last_copy(entry["instance_id"], entry["t"], evidence):
+            broken.append(f"{document} stopped etcd on {entry['instance_id']}, which holds the only copy of its partition's data")
+    return broken
+
+
+def _holds_last_copy(instance_id: str, at: float, evidence: Evidence) -> bool:
+    """Whether, at a time, the instance's etcd was formed and no other living instance had the same one."""
+    ends = _ends(evidence)
+    newest = {e["instance_id"]: e for e in evidence.of("etcd") if e["t"] <= at and e.get("instance_id")}
+    mine = newest.get(instance_id)
+    if mine is None or not any(e.get("formed") for e in evidence.of("etcd") if e["cluster_id"] == mine["cluster_id"] and e["t"] <= at):
+        return False
+    others = (e for i, e in newest.items() if i != instance_id and ends.get(i, at + 1) > at)
+    return not any(e["partition"] == mine["partition"] and e["cluster_id"] == mine["cluster_id"] for e in others)
+
+
+def _stopped_by(exit_: Entry, evidence: Evidence) -> str:
+    """The document whose command ran while a process of a living instance ended and did not start it again; empty if none did."""
+    instance_id, at = exit_["instance_id"], exit_["t"]
+    if _ends(evidence).get(instance_id, at + 2) <= at + 1:
+        return ""
+    for command in evidence.of("command"):
+        started, ended = command.get("started"), command.get("ended")
+        if command["instance_id"] != instance_id or not started or not ended or not float(started) <= at <= float(ended):
+            continue
+        again = any(
+            e["event"] == "started" and e.get("instance_id") == instance_id and e["argv0"] == exit_["argv0"] and at <= e["t"]
+            for e in evidence.of("process")
+            if e["t"] <= float(ended)
+        )
+        if not again:
+            return str(command.get("document"))
+    return ""
 
 
 def _by_autojoin(entry: Entry) -> bool:
@@ -251,8 +363,8 @@ def _deleted_names(entry: Entry) -> list[str]:
                 identifier = change.get("set")
                 names.extend([identifier] if identifier else change.get("values") or [change.get("name") or "?"])
         return [str(name) for name in names]
-    if "loadbalancing" in service and operation == "DeregisterTargets":
-        return [str(target) for target in detail.get("targets") or []]
+    if service == "elbv2" and operation == "DeregisterTargets":
+        return [str(target).rpartition(":")[0] for target in detail.get("targets") or []]  # <id>:<port>
     return []
 
 
@@ -336,6 +448,7 @@ INVARIANTS: dict[str, Callable[[Evidence], list[str]]] = {
         nothing_left_of_gone_instances,
         one_cluster_id_per_partition,
         etcd_members_unchanged,
+        last_copy_is_not_destroyed,
         deletes_only_what_is_ours,
         foreign_groups_untouched,
         no_private_material_leaks,

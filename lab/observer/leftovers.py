@@ -40,8 +40,9 @@ class Node:
 class EtcdView:
     """Who one etcd says its members are."""
 
-    cluster_id: str
+    cluster_id: str  # 16 hexadecimal digits
     members: tuple[str, ...]  # "name peer-url", sorted
+    revision: int = 0  # of the key-value store; grows with every write and never falls
 
 
 @dataclass
@@ -79,7 +80,7 @@ def leftovers(world: World, gone: Mapping[str, str], living: Mapping[str, str]) 
             if names(str(target["id"])):
                 found.append(Leftover("targets", f"target {target['id']}:{target['port']} of {target['group']}", instance_id))
         for item in world.items:
-            if instance_id in item["text"]:
+            if instance_id in item["text"] and not item["key"].endswith(" MARKER"):  # a marker names its founder for ever
                 found.append(Leftover("table", f"item {item['key']} of {item['table']}", instance_id))
         for partition, etcd in world.etcd.items():
             for member in etcd.members:
@@ -127,7 +128,20 @@ def etcd_of(address: str) -> EtcdView:
     """The members that the etcd on `address` lists. Raises OSError when it does not answer."""
     shown = ask(f"http://{address}:2379/v3/cluster/member/list", {}, timeout_s=ANSWER_S)
     members = [f"{m.get('name') or '(not started)'} {','.join(m.get('peerURLs') or [])}" for m in shown.get("members") or []]
-    return EtcdView(str(shown["header"]["cluster_id"]), tuple(sorted(members)))
+    status = ask(f"http://{address}:2379/v3/maintenance/status", {}, timeout_s=ANSWER_S)
+    return EtcdView(f"{int(shown['header']['cluster_id']):016x}", tuple(sorted(members)), int(status["header"].get("revision", 0)))
+
+
+def formed_by_witness() -> set[tuple[str, str]]:
+    """(partition, cluster id) of every founding that the witness in Parameter Store says is formed. Only in the lab's process."""
+    from ministack.services import ssm
+
+    found = set()
+    for name, parameter in list(ssm._parameters.items()):
+        parts = name.split("/")
+        if len(parts) == 6 and parts[3] == "witness" and parts[5].startswith("formed-"):
+            found.add((parts[4], str(json.loads(parameter["Value"]).get("cluster_id", ""))))
+    return found
 
 
 def in_range(pod_cidr: str, of: str) -> bool:
@@ -169,11 +183,13 @@ def records(region: Any) -> list[dict[str, Any]]:
 
 
 def targets(region: Any) -> list[dict[str, Any]]:
-    """Every registered target of every target group."""
+    """Every registered target of every target group; one that drains is deregistered already."""
     elb = region.client("elbv2")
     seen = []
     for group in elb.describe_target_groups()["TargetGroups"]:
         for health in elb.describe_target_health(TargetGroupArn=group["TargetGroupArn"])["TargetHealthDescriptions"]:
+            if health["TargetHealth"]["State"] == "draining":
+                continue
             target = health["Target"]
             seen.append({"group": group["TargetGroupName"], "id": target["Id"], "port": target.get("Port")})
     return seen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,17 +40,6 @@ class JoinTimes:
     def overhead_s(self) -> float:
         """What the workflow itself cost: held - boot - agent - scripts."""
         return self.held_s - self.boot_s - self.agent_s - self.scripts_s
-
-
-def instance_of(execution: Entry) -> str | None:
-    """The instance that an execution is about, from its input."""
-    given = execution.get("input")
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            return None
-    return str(given["instance_id"]) if isinstance(given, dict) and given.get("instance_id") else None
 
 
 def join_times(entries: Sequence[Entry], hook: Hook) -> JoinTimes | None:

@@ -8,7 +8,10 @@ OVERRIDES: tuple[str, ...] = (
     "event_delivery",
     "instances",
     "auto_scaling",
+    "load_balancing",
+    "parameters",
     "run_command",
+    "record_sets",
     "state_machines",
     "authorisation",
 )

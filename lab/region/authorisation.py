@@ -1,9 +1,10 @@
 """IAM decides with the resources and condition keys that AWS uses, so a right policy passes and a narrow one refuses.
 
 ministack evaluates policies well but asks them about the wrong thing: SendCommand, GetParameters, GetParametersByPath,
-documents and SendTask* about `*` or a parameter; describing calls about the resource that is named; tags of instances,
-groups and target groups, Route 53's keys, dynamodb:LeadingKeys and cloudwatch:namespace are absent (under ForAllValues
-that grants everything); iam:PassRole and the trust of a function's role are never asked.
+documents and SendTask* about `*` or a parameter; describing calls about the resource that is named; a secret to be
+created about an ARN without its ending. Tags of instances, groups, target groups and secrets, Route 53's keys,
+dynamodb:LeadingKeys, cloudwatch:namespace, ssm:Overwrite and secretsmanager:Name are absent (under ForAllValues that
+grants everything); iam:PassRole, the tagging of what is created and the trust of a function's role are never asked.
 
 Made true: each request is turned into AWS's list of checks (action, resource, keys), all of which must be allowed.
 A call that AWS would refuse is refused; nothing is allowed that a policy does not allow.
@@ -109,7 +110,8 @@ def apply(region: Region) -> None:
             if keys is not None and "dynamodb:EnclosingOperation" in context:
                 context["dynamodb:LeadingKeys"] = next(keys, [])
             checks = [Check(action, resource_arn)]
-        checks = checks + (_passed_roles(request) if request is not None and request.service == service else [])
+        if request is not None and request.service == service:
+            checks = checks + _passed_roles(request) + _given_tags(request, checks)
         for check in checks:
             keys_of_tags = _tag_keys(check)
             denied = enforce_one(
@@ -218,7 +220,10 @@ def _document(request: Request, name: str) -> str:
 def _autoscaling(request: Request) -> list[str] | None:
     if request.operation.startswith("Describe"):
         return ["*"]
-    name = request.one("AutoScalingGroupName") or request.one("Tags.member.1.ResourceId")
+    if request.operation in ("CreateOrUpdateTags", "DeleteTags"):
+        tagged = {str(v) for k, v in request.params.items() if re.fullmatch(r"Tags\.member\.\d+\.ResourceId", k)}
+        return [_group_arn(request, name) for name in sorted(tagged)] or ["*"]
+    name = request.one("AutoScalingGroupName")
     if not name and request.one("InstanceId"):
         name = _group_of_instance(request.one("InstanceId"))
     return [_group_arn(request, name)] if name else ["*"]
@@ -301,11 +306,23 @@ def _elastic_load_balancing(request: Request) -> list[str] | None:
     return ["*"] if request.operation.startswith("Describe") else None
 
 
+def _secrets_manager(request: Request) -> list[str] | None:
+    """A new secret's ARN ends in six characters that nobody knows yet; one that is not there has only what the caller calls it."""
+    from ministack.services import secretsmanager
+
+    if request.operation == "CreateSecret":
+        return [request.arn("secretsmanager", f"secret:{request.one('Name')}-XXXXXX")]
+    asked = request.one("SecretId")
+    _, secret = secretsmanager._resolve(asked)
+    return [str(secret["ARN"]) if secret else asked or "*"]
+
+
 _CHECKS: dict[str, Callable[[Request], list[str] | None]] = {
     "autoscaling": _autoscaling,
     "ec2": _ec2,
     "elasticloadbalancing": _elastic_load_balancing,
     "lambda": _lambda,
+    "secretsmanager": _secrets_manager,
     "ssm": _ssm,
     "states": _states,
 }
@@ -325,7 +342,21 @@ def _keys_of(request: Request) -> Context:
             return {}
         values = [value for item in keys for value in item]
         return {"dynamodb:LeadingKeys": values} if values else {}
-    return {}
+    named = _KEYS_OF_PARAMETERS.get(request.service, {})
+    return {
+        key: str(request.params[name]).lower() if isinstance(request.params[name], bool) else request.params[name]
+        for name, key in named.items()
+        if name in request.params
+    }
+
+
+_KEYS_OF_PARAMETERS: dict[str, dict[str, str]] = {
+    "ssm": {"Overwrite": "ssm:Overwrite", "Recursive": "ssm:Recursive"},
+    "secretsmanager": {
+        "Name": "secretsmanager:Name", "SecretId": "secretsmanager:SecretId", "VersionStage": "secretsmanager:VersionStage",
+    },
+}  # fmt: skip
+"""Parameters that are condition keys; absent from the request, absent from the question, as on AWS."""
 
 
 def _record_keys(xml: str) -> Context:
@@ -421,11 +452,25 @@ def _load_balancer_tags(arn: str) -> dict[str, str]:
     return _as_map(alb._tags.get(arn) or [])
 
 
+def _secret_tags(arn: str) -> dict[str, str]:
+    from ministack.services import secretsmanager
+
+    _, secret = secretsmanager._resolve(arn)
+    return _as_map(secret["Tags"] if secret else [])
+
+
 _TAGS_OF: dict[str, Callable[[str], dict[str, str]]] = {
     "ec2": _ec2_tags,
     "autoscaling": _group_tags,
     "elasticloadbalancing": _load_balancer_tags,
+    "secretsmanager": _secret_tags,
 }
+
+
+def _given_tags(request: Request, checks: list[Check]) -> list[Check]:
+    """What is created with tags also asks whether it may be tagged."""
+    action = {"CreateSecret": "secretsmanager:TagResource", "PutParameter": "ssm:AddTagsToResource"}.get(request.operation)
+    return [Check(action, check.resource) for check in checks] if action and request.params.get("Tags") else []
 
 
 # -- passed and trusted roles ----------------------------------------------------------------------------------------

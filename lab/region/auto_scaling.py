@@ -155,6 +155,10 @@ class Api:
             self.groups.put_tags([{**tag, "ResourceId": physical_id} for tag in tags.values()])
             if given.get("DesiredCapacity") == before.get("DesiredCapacity"):
                 given.pop("DesiredCapacity", None)  # what somebody scaled in between stays
+            wanted_arns, arns = given.pop("TargetGroupARNs", []), self.groups.group(physical_id).target_groups
+            dropped_arns = [arn for arn in before.get("TargetGroupARNs", []) if arn not in wanted_arns]
+            self.groups.attach_target_groups(physical_id, dropped_arns, attach=False)
+            self.groups.attach_target_groups(physical_id, [arn for arn in wanted_arns if arn not in arns])
             self.groups.update(physical_id, given)
         except ApiError as error:
             raise ValueError(str(error)) from None
@@ -221,11 +225,20 @@ def _from_template(props: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_template(given: Mapping[str, Any]) -> None:
+    _check_target_groups(given)
     if given.get("LaunchTemplate"):
         try:
             instances.template_of(given["LaunchTemplate"])
         except LaunchFailed as failure:
             raise ValueError(f"You must use a valid fully-formed launch template. {failure}") from None
+
+
+def _check_target_groups(given: Mapping[str, Any]) -> None:
+    from ministack.services import alb
+
+    found = [alb._tgs.get(arn) for arn in given.get("TargetGroupARNs") or []]
+    if any(group is None or group["TargetType"] != "instance" for group in found):
+        raise ValueError("Provided Target Groups may not be valid. Please ensure they exist and try again.")
 
 
 # -- actions -------------------------------------------------------------------------------------------------------------
@@ -366,6 +379,10 @@ def _set_health(api: Api, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _attach(api: Api, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        _check_target_groups(given)
+    except ValueError as error:
+        raise ApiError("ValidationError", str(error)) from None
     api.groups.attach_target_groups(given["AutoScalingGroupName"], given["TargetGroupARNs"])
     return {}
 
@@ -376,7 +393,7 @@ def _detach(api: Api, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _describe_target_groups(api: Api, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    arns = api.groups.group(given["AutoScalingGroupName"]).settings.get("TargetGroupARNs") or []
+    arns = api.groups.group(given["AutoScalingGroupName"]).target_groups
     return {"LoadBalancerTargetGroups": [{"LoadBalancerTargetGroupARN": arn, "State": "InService"} for arn in arns]}
 
 

@@ -1,13 +1,13 @@
 """CloudFormation knows the types and properties that our templates use.
 
 ministack differs: a stack with an AWS::SSM::Document, AWS::EC2::SecurityGroupIngress or AWS::Logs::QueryDefinition is
-refused whole; state machine definitions in YAML are stored as text; a hosted zone's VPCs are dropped (it becomes public);
-`!Ref` of an instance profile is its ARN and of a secret its name (AWS: the other way round); `!GetAtt Vpc.CidrBlock`
-fails the stack; a function's ReservedConcurrentExecutions, DeadLetterConfig and VpcConfig are dropped, and its role is
-never looked at.
+refused whole; a condition does not know `!Join`; state machine definitions in YAML are stored as text; a hosted zone's
+VPCs are dropped (it becomes public); `!Ref` of an instance profile is its ARN and of a secret its name (AWS: the other
+way round); `!GetAtt Vpc.CidrBlock` fails the stack; a function's ReservedConcurrentExecutions, DeadLetterConfig and
+VpcConfig are dropped, and its role is never looked at.
 
 Made true: all of these. Documents go through the SSM API of the region, so the store behind it rules. The handler of
-AWS::AutoScaling::AutoScalingGroup lives in auto_scaling.py.
+AWS::AutoScaling::AutoScalingGroup lives in auto_scaling.py, that of target groups in load_balancing.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ResourceFailed(ValueError):
 
 def apply(region: Region) -> None:
     """Put our types into ministack's table, and wrap those that it gets wrong."""
-    from ministack.services.cloudformation import provisioners
+    from ministack.services.cloudformation import changesets, engine, handlers, provisioners, stacks
 
     table: dict[str, Entry] = provisioners._RESOURCE_HANDLERS
     table["AWS::SSM::Document"] = _entry(_document_create, _document_update, _document_delete)
@@ -60,6 +60,33 @@ def apply(region: Region) -> None:
         return text
 
     provisioners._sfn_definition = definition
+    evaluate = engine._evaluate_conditions
+
+    def evaluate_conditions(template: Props, params: Props) -> dict[str, bool]:
+        conditions = _joined(template.get("Conditions", {}), params)
+        result: dict[str, bool] = evaluate({**template, "Conditions": conditions}, params)
+        return result
+
+    for module in (changesets, engine, handlers, stacks):
+        module._evaluate_conditions = evaluate_conditions
+
+
+def _joined(node: Any, params: Props) -> Any:
+    """A condition with each `Fn::Join` of parameters and texts in it joined; a list parameter's value is one text with commas."""
+
+    def value(item: Any) -> str:
+        name = item.get("Ref") if isinstance(item, dict) else None
+        return str(params[name]["Value"]) if name in params else str(item)
+
+    if isinstance(node, list):
+        return [_joined(item, params) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "Fn::Join" in node:
+        separator, items = node["Fn::Join"]
+        parts = [value(item) for item in items] if isinstance(items, list) else [one.strip() for one in value(items).split(",")]
+        return separator.join(parts)
+    return {key: _joined(item, params) for key, item in node.items()}
 
 
 def _entry(

@@ -178,7 +178,18 @@ def _detail(service: str, path: str, headers: dict[str, str], body: bytes, routi
         except ValueError:
             return {}
         return identifying(params) if isinstance(params, dict) else {}
-    return identifying(_flat(routing))
+    targets = _targets(routing) if service == "elasticloadbalancing" else []
+    return identifying(_flat(routing)) | ({"targets": targets} if targets else {})
+
+
+def _targets(routing: dict[str, list[str]]) -> list[str]:
+    """`<id>:<port>` of the targets that a load balancing call names, the port of their group where it names none."""
+    from ministack.services import alb
+
+    given = {name: values[0] if isinstance(values, list) else values for name, values in routing.items()}
+    default = (alb._tgs.get(given.get("TargetGroupArn", "")) or {}).get("Port", "")
+    ids = {name: value for name, value in given.items() if re.fullmatch(r"Targets\.member\.\d+\.Id", name)}
+    return [f"{value}:{given.get(name.removesuffix('Id') + 'Port', default)}" for name, value in ids.items()]
 
 
 def _flat(routing: dict[str, list[str]]) -> dict[str, Any]:

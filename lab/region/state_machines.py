@@ -29,6 +29,7 @@ from ministack.services.cloudformation import provisioners
 
 from lab import asl
 from lab.asl.execution import dumps
+from lab.asl.faults import Faults
 from lab.region import authorisation
 
 if TYPE_CHECKING:
@@ -56,11 +57,14 @@ class StateMachines:
 
     def __init__(self, region: Region) -> None:
         self._region = region
+        self.faults: Faults = lambda point: None
+        """What breaks a run at a fault point (lab/asl/faults.py)."""
         self.engine = asl.Engine(
             asl.RealClock(),
             self._invoke,
             on_status=self._status_changed,
             on_state=self._state_changed,
+            faults=lambda point: self.faults(point),
             start_execution=self._start_from_machine,
             authorise=self._authorise,
             region=region.name,

@@ -88,6 +88,16 @@ def test_hooks_of_a_group_are_described_with_and_without_metadata(stubs: Stubs, 
     )
 
 
+def test_target_groups_of_a_group_come_from_all_pages(stubs: Stubs, groups: AutoScalingGroups) -> None:
+    asked = {"AutoScalingGroupName": "workers"}
+    method = "describe_load_balancer_target_groups"
+    one, two = ({"LoadBalancerTargetGroups": [{"LoadBalancerTargetGroupARN": arn, "State": "InService"}]} for arn in ("a", "b"))
+    stubs.expect("autoscaling", method, {**one, "NextToken": "more"}, asked)
+    stubs.expect("autoscaling", method, two, {**asked, "NextToken": "more"})
+
+    assert groups.target_groups("workers") == {"a", "b"}
+
+
 @pytest.mark.parametrize(("held", "by"), [(BY_TOKEN, {"LifecycleActionToken": TOKEN}), (BY_INSTANCE, {"InstanceId": INSTANCE})])
 def test_an_action_is_named_by_its_token_or_else_by_the_instance(
     stubs: Stubs, groups: AutoScalingGroups, held: HeldHook, by: dict[str, str]

@@ -10,7 +10,7 @@ import boto3
 import pytest
 
 from autojoin import errors
-from autojoin.adapters.ssm import SsmConfiguration
+from autojoin.adapters.parameters import SsmConfiguration
 from autojoin.domain.partitions import Partition, PartitionKind, Topology
 from tests.adapters.conftest import REGION, Stubs
 

@@ -76,10 +76,11 @@ def test_an_execution_is_described_by_status_and_end(
     assert machines.execution(EXECUTION) == expected
 
 
-def test_an_execution_that_is_not_there_is_none(stubs: Stubs, machines: StepFunctionsMachines) -> None:
-    stubs.refuse("stepfunctions", "describe_execution", "ExecutionDoesNotExist")
+@pytest.mark.parametrize(("owner", "code"), [(EXECUTION, "ExecutionDoesNotExist"), ("autojoin adopt", "InvalidArn")])
+def test_an_execution_that_is_not_there_is_none(stubs: Stubs, machines: StepFunctionsMachines, owner: str, code: str) -> None:
+    stubs.refuse("stepfunctions", "describe_execution", code)
 
-    assert machines.execution(EXECUTION) is None
+    assert machines.execution(owner) is None
 
 
 def test_a_task_is_answered(stubs: Stubs, callbacks: StepFunctionsCallbacks) -> None:

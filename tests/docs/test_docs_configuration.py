@@ -14,13 +14,10 @@ from autojoin.events.configuration import ClusterDeclaration, PartitionDeclarati
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^`(/autojoin/\S+)`:\n\n```json\n(.*?)```", TEXT, re.DOTALL | re.MULTILINE)
-IN_README = re.findall(
-    r"put-parameter --type String --name (/autojoin/\S+) \\\n  --value '(.*?)'", (ROOT / "README.md").read_text(encoding="utf-8")
-)
 
 
 def model_of(parameter: str) -> type[BaseModel]:
-    return ClusterDeclaration if parameter.endswith("/cluster") else PartitionDeclaration
+    return ClusterDeclaration if parameter.endswith("cluster") else PartitionDeclaration
 
 
 @pytest.mark.parametrize("model", [ClusterDeclaration, PartitionDeclaration])
@@ -39,16 +36,27 @@ def default_of(model: type[BaseModel], name: str) -> str:
     return "none" if field.default is None else f"`{field.default}`"
 
 
-@pytest.mark.parametrize(("parameter", "value"), EXAMPLES + IN_README)
+@pytest.mark.parametrize(("parameter", "value"), EXAMPLES)
 def test_an_example_fits_its_model(parameter: str, value: str) -> None:
     declared = model_of(parameter).model_validate_json(value)
 
     assert getattr(declared, "id", "cluster") == parameter.rpartition("/")[2]
 
 
-def test_there_are_examples_of_both_models_in_both_documents() -> None:
-    for examples in (EXAMPLES, IN_README):
-        assert {model_of(parameter) for parameter, _ in examples} == {ClusterDeclaration, PartitionDeclaration}
+def test_there_are_examples_of_both_models() -> None:
+    assert {model_of(parameter) for parameter, _ in EXAMPLES} == {ClusterDeclaration, PartitionDeclaration}
+
+
+def test_the_declarations_of_the_example_stack_fit_their_models() -> None:
+    text = (ROOT / "examples/declarations.yaml").read_text(encoding="utf-8")
+    given = {"Zone": "demo.arktos.internal", "HostedZoneId": "Z0DEMO", "ServiceCidr": "10.0.0.0/16", "PodCidr": "10.244.0.0/16"}
+    given |= {"CniBackend": "host-gw", "Targets": ""}
+    names = re.findall(r"Name: !Sub /autojoin/\$\{Cluster\}/(\S+)", text)
+    values = [re.sub(r"\$\{(\w+)\}", lambda m: given[m[1]], value) for value in re.findall(r"'(\{.*\})'", text)]
+
+    declared = {name: model_of(name).model_validate_json(value) for name, value in zip(names, values, strict=True)}
+
+    assert declared.keys() == {"cluster", "partitions/tp1", "partitions/rp1"}
 
 
 def test_the_stack_s_parameters_are_the_template_s() -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ def statements() -> dict[tuple[str, str], dict[str, Any]]:
     for logical_id, resource in resources("template.yaml").items():
         if resource["Type"] in ("AWS::Serverless::Function", "AWS::Serverless::StateMachine"):
             owner = re.sub("(Function|Machine)$", "", logical_id).lower()
-            for policy in resource["Properties"]["Policies"]:
+            for policy in resource["Properties"].get("Policies", []):
                 found |= {(owner, s["Sid"]): s for s in policy["Statement"]}
     return found
 
@@ -59,10 +60,12 @@ def test_every_action_on_a_star_has_its_reason_and_every_reason_its_action() -> 
     assert explained == {action for s in statements().values() if s["Resource"] == "*" for action in s["Action"]}
 
 
-def test_the_statements_of_an_instance_are_those_of_the_example() -> None:
-    role = resources("examples/workers.yaml")["Role"]["Properties"]["Policies"][0]["PolicyDocument"]["Statement"]
+@pytest.mark.parametrize(("example", "role_name"), [("workers", "Role"), ("masters", "NodeRole")])
+def test_the_statements_of_an_instance_are_those_of_the_example(example: str, role_name: str) -> None:
+    role = resources(f"examples/{example}.yaml")[role_name]["Properties"]["Policies"][0]["PolicyDocument"]["Statement"]
 
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| .*\|$", TEXT.partition("## Instances")[2], re.MULTILINE))
+    section = TEXT.partition(f"The role of `examples/{example}.yaml`")[2].partition("The role of")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \| .*\|$", section, re.MULTILINE))
 
     assert rows.keys() == {s["Sid"] for s in role}
     assert {sid for sid, on in rows.items() if on == "`*`"} == {s["Sid"] for s in role if s["Resource"] == "*"}

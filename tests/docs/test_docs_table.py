@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from autojoin.adapters.dynamodb import DynamoDbRegistry
+from autojoin.adapters.dynamodb import DynamoDbMarkers, DynamoDbRegistry
+from autojoin.domain import intents, naming
+from autojoin.domain.founding import Marker, State
 from autojoin.ports import Intent, NodeRecord
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/table.md").read_text(encoding="utf-8")
@@ -35,6 +37,10 @@ class Recorder:
                 self._keep(put, put.keys() - {"pk", "sk"})
         return {}
 
+    def put_item(self, **call: Any) -> dict[str, Any]:
+        self._keep(call["Item"], call["Item"].keys() - {"pk", "sk"})
+        return {}
+
     def _keep(self, key: dict[str, Any], names: set[str]) -> None:
         kind = "COMMAND" if key["pk"]["S"].startswith("COMMAND#") else key["sk"]["S"].partition("#")[0]
         self.written.setdefault(kind, set()).update(names)
@@ -51,10 +57,11 @@ def written() -> dict[str, set[str]]:
     registry.put_intent(NODE, Intent("node", NODE, "arn", "uid", 1), "arn")
     registry.meet_token("command", NODE, "token")
     registry.meet_status("command", NODE, "Success")
+    DynamoDbMarkers(recorder, "nodes").put(Marker("demo", "rp1", State.FORMED, NODE, 1, 0, "0123456789abcdef"), None)
     return recorder.written
 
 
-@pytest.mark.parametrize("kind", ["RECORD", "LEASE", "INTENT", "COMMAND"])
+@pytest.mark.parametrize("kind", ["RECORD", "LEASE", "INTENT", "COMMAND", "MARKER"])
 def test_the_attributes_of_an_item_are_those_that_are_written(written: dict[str, set[str]], kind: str) -> None:
     section = re.split(r"^## ", TEXT.partition(f"## {kind}\n")[2], flags=re.MULTILINE)[0]
     rows = re.findall(r"^\| (`.*?`) \| [SN] \|", section, re.MULTILINE)
@@ -65,10 +72,8 @@ def test_the_attributes_of_an_item_are_those_that_are_written(written: dict[str,
 
 
 def test_the_kinds_of_intents_are_those_of_the_use_cases() -> None:
-    from autojoin.use_cases import commanding
-
     kinds = set(
         re.findall(r"^\| `(node|canary|command|\w+)` \| .*\| .*\| .*\|$", TEXT.partition("## INTENT\n")[2].partition("## ")[0], re.M)
     )
 
-    assert kinds == {commanding.NODE, commanding.CANARY, commanding.COMMAND}
+    assert kinds == {intents.NODE, intents.CANARY, intents.COMMAND, intents.FOUNDING, naming.RECORD, naming.TARGET}

@@ -21,7 +21,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.fixture(scope="module")
 def script(bench: Bench) -> Scripts:
-    return Scripts(bench, bench.root / "scripts")
+    return Scripts(bench)
 
 
 @pytest.fixture

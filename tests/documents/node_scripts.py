@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
+from lab.arktos.bench import CLUSTER, ZONE, Bench, Ended, Node, ended
 
-from lab.arktos.bench import CLUSTER, ZONE, Bench, Node
+__all__ = ["Ended", "ended"]
 
+HELD = ("arktos-kube-scheduler", "arktos-kube-controller-manager")
+"""What a TP's master starts only when its resource partitions answer."""
+NOT_READY = "node.kubernetes.io/not-ready"
 ROOT = Path(__file__).resolve().parents[2]
 CODES: dict[str, int] = {k: v["code"] for k, v in json.loads((ROOT / "documents/exit_codes.json").read_text()).items()}
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a script ended: exit code, the result line, everything before it on stdout, stderr."""
-
-    code: int
-    result: dict[str, Any]
-    before: str
-    stderr: str
-
-    @property
-    def error(self) -> str:
-        return str(self.result.get("error", ""))
 
 
 class Scripts:
     """Runs documents on nodes of a bench with good parameters, of which a test changes what it is about."""
 
-    def __init__(self, bench: Bench, folder: Path) -> None:
-        self.bench, self._folder = bench, folder
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
 
     def parameters(self, node: Node, **changed: str) -> dict[str, str]:
         rp = next(p for p in self.bench.partitions if p.kind == "rp")
@@ -57,29 +45,15 @@ class Scripts:
             **changed,
         }
 
-    def path(self, name: str) -> Path:
-        text = yaml.safe_load((ROOT / f"documents/{name}.yaml").read_text())["mainSteps"][0]["inputs"]["runCommand"]
-        path = self._folder / f"{name}.sh"
-        path.write_text("\n".join(text))
-        path.chmod(0o755)
-        return path
-
     def start(
         self, name: str, node: Node, *, on: Node | None = None, env: dict[str, str] | None = None, **changed: str
     ) -> subprocess.Popen[str]:
         """Begin `name` about `node`, on it or on another."""
-        given = {f"SSM_{k}": v for k, v in self.parameters(node, **changed).items()}
-        return (on or node).popen([self.path(name)], env={**given, **(env or {})})
+        return self.bench.start(name, on or node, self.parameters(node, **changed), env)
 
     def __call__(self, name: str, node: Node, *, on: Node | None = None, env: dict[str, str] | None = None, **changed: str) -> Ended:
         """Run `name` about `node`, on it or on another, to its end."""
         return ended(self.start(name, node, on=on, env=env, **changed))
-
-
-def ended(process: subprocess.Popen[str]) -> Ended:
-    out, err = process.communicate(timeout=110)
-    before, _, last = out.rstrip("\n").rpartition("\n")
-    return Ended(process.returncode, json.loads(last), before, err)
 
 
 def ready(bench: Bench, name: str) -> bool:
@@ -107,3 +81,39 @@ def wrap(node: Node, program: str, text: str) -> dict[str, str]:
 
 
 Provoke = Callable[[Scripts, Bench, Node], Ended]
+
+
+@contextlib.contextmanager
+def founder(bench: Bench, partition: str = "tp5", kind: str = "tp") -> Iterator[Node]:
+    """The instance that is to found a partition beside those of the bench; gone, with all that it published, at the end."""
+    try:
+        yield bench.declare(partition, kind)
+    finally:
+        bench.withdraw(partition)
+
+
+def formed(bench: Bench, partition: str, **changed: str) -> dict[str, dict[str, Any]]:
+    """The results of a join that went well."""
+    done = bench.form(partition, **changed)
+    assert all(d.code == 0 for d in done.values()), [(name, d.result, d.stderr) for name, d in done.items() if d.code]
+    assert len(done) == 4
+    return {name: d.result for name, d in done.items()}
+
+
+def proved(bench: Bench, partition: str) -> bool:
+    done = bench.send("verify-master", partition)
+    return done.code == 0 and done.result["waiting_for"] == []
+
+
+def tainted(bench: Bench, partition: str) -> bool:
+    node = bench.get(partition, f"/api/v1/nodes/{bench.master(partition).instance_id}")
+    return node is not None and any(t["key"] == NOT_READY for t in node["spec"].get("taints", []))
+
+
+def state(node: Node, unit: str) -> str:
+    return node.systemctl(f"is-active {unit}")[1].strip()
+
+
+def etcd_env(node: Node) -> dict[str, str]:
+    lines = (node.root / "etc/arktos/etcd/etcd.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines)

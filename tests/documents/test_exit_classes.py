@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import socket
 
 import pytest
-from node_scripts import CODES, Ended, Provoke, Scripts, ready, wrap
+from node_scripts import CODES, Ended, Provoke, Scripts, founder, ready, wrap
 
 from lab.arktos.bench import Bench, Node
 
@@ -87,6 +88,42 @@ def node_refused(script: Scripts, bench: Bench, node: Node) -> Ended:
     return script("remove-node", node, on=bench.master("rp1"), NodeUid="00000000-0000-4000-8000-000000000000")
 
 
+def port_in_use(script: Scripts, bench: Bench, node: Node) -> Ended:
+    with founder(bench) as own, socket.create_server((own.address, 2380)):
+        return bench.send("start-etcd", "tp5")
+
+
+def etcd_data_foreign(script: Scripts, bench: Bench, node: Node) -> Ended:
+    with founder(bench) as own:
+        assert bench.send("start-etcd", "tp5").code == 0
+        return bench.send("start-etcd", "tp5", Token=f"demo.tp5.2.{own.instance_id}")
+
+
+def quorum_lost(script: Scripts, bench: Bench, node: Node) -> Ended:
+    with founder(bench):
+        return bench.send("start-etcd", "tp5", Mode="resume", ClusterId="00c0ffee00c0ffee")
+
+
+def secret_missing(script: Scripts, bench: Bench, node: Node) -> Ended:
+    with founder(bench):
+        assert [bench.send(name, "tp5").code for name in ("start-etcd", "start-api")] == [0, 0]
+        bench.secret("tp5").unlink()
+        return bench.send("start-api", "tp5")
+
+
+def cluster_id_mismatch(script: Scripts, bench: Bench, node: Node) -> Ended:
+    with founder(bench):
+        assert bench.send("start-etcd", "tp5").code == 0
+        return bench.send("start-etcd", "tp5", Mode="resume", ClusterId="00c0ffee00c0ffee")
+
+
+def peers_not_seen(script: Scripts, bench: Bench, node: Node) -> Ended:
+    """The scheduler knows rp1 alone; of the list, another one answers, too."""
+    with founder(bench):
+        assert [done.code for done in bench.form("tp5").values()] == [0, 0, 0, 0]
+        return bench.send("verify-master", "tp5", env={"AUTOJOIN_LIMIT_S": "8"}, ResourcePartitions="rp1,tp1")
+
+
 PROVOKED: dict[str, tuple[Provoke, str]] = {
     "ScriptFailed": (script_failed, "metadata"),
     "InvalidParameter": (invalid_parameter, "10.244.0.0/16; reboot"),
@@ -100,6 +137,12 @@ PROVOKED: dict[str, tuple[Provoke, str]] = {
     "RoutesMissing": (routes_missing, "1 of 1 routes missing"),
     "CanaryFailed": (canary_failed, "Pending, node none"),
     "NodeRefused": (node_refused, "has uid"),
+    "PortInUse": (port_in_use, ":2380 takes connections"),
+    "EtcdDataForeign": (etcd_data_foreign, "data of demo.tp5.1."),
+    "QuorumLost": (quorum_lost, "no write-ahead log"),
+    "SecretMissing": (secret_missing, "ResourceNotFoundException"),
+    "ClusterIdMismatch": (cluster_id_mismatch, "etcd answers with cluster id"),
+    "PeersNotSeen": (peers_not_seen, "started with 1 resource partition"),
 }
 
 

@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tools"))
 import render_documents  # noqa: E402
 
-NAMES = ("join-worker", "leave-node", "remove-node", "verify")
+NAMES = (
+    "inspect", "join-rp", "join-tp", "join-worker", "leave-node", "remove-node", "start-api", "start-etcd", "verify", "verify-master",
+)  # fmt: skip
 DOCUMENTS: dict[str, dict[str, Any]] = {name: yaml.safe_load((ROOT / f"documents/{name}.yaml").read_text()) for name in NAMES}
 PARAMETERS = [(name, parameter) for name, document in DOCUMENTS.items() for parameter in document["parameters"]]
 GOOD = {
@@ -35,6 +37,15 @@ GOOD = {
     "NodeName": ["i-0123456789abcdef0", "ip-10-0-0-1.ec2.internal"],
     "NodeUid": ["", "0f8b7a7e-3a3b-4c5d-8e9f-0123456789ab"],
     "Scope": ["node", "canaries"],
+    "Mode": ["found", "resume"],
+    "Token": ["demo.tp1.1.i-0123456789abcdef0"],
+    "ClusterId": ["", "00c0ffee00c0ffee"],
+    "Kind": ["tp", "rp"],
+    "ServiceCidr": ["10.0.0.0/16"],
+    "ResourcePartitions": ["rp1", "rp1,rp2,resource-three"],
+    "EtcdUrl": ["", "http://10.0.0.1:2379"],
+    "CertDir": ["/var/run/kubernetes"],
+    "Store": ["no", "yes"],
     "ExecutionTimeout": ["600"],
 }
 SHELL = [
@@ -142,6 +153,7 @@ def test_exit_codes_cannot_drift(sources: Path) -> None:
     [
         (lambda text: text + "echo '{{ Partition }}'\n", "take for a parameter"),
         (lambda text: text.replace('. "$(dirname "$0")/lib.sh"\n', ""), "sources lib.sh 0 times"),
+        (lambda text: text.replace("lib-verify.sh", "lib.sh"), "sources lib.sh 2 times"),
         (lambda text: text.replace("#!/bin/bash\n", "", 1), "does not begin with"),
         (lambda text: text + "# padding\n" * 7000, "at most"),
     ],

@@ -19,12 +19,14 @@ from typing import Any
 
 from autojoin import errors
 from autojoin.domain.lifecycle import LAUNCH_TRANSITION, HeldHook, Hook
+from autojoin.domain.naming import Target
 from autojoin.domain.partitions import Partition, PartitionKind, Topology
 from autojoin.domain.scripts import Invocation
 from autojoin.entrypoint import Handler
 from autojoin.ports import Agent, ExecutionState, Instance, Intent, Lease, Membership, NodeRecord, Pin
 from lab import asl
 from lab.asl.faults import Faults
+from tests.fakes.masters import EtcdNodes, Markers, Names, Targets, Witness
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCOUNT = "123456789012"
@@ -32,8 +34,11 @@ REGION = "eu-central-1"
 OURS = '{"autojoin":1}'
 WORKER_TAGS = {"autojoin:cluster": "demo", "autojoin:role": "worker", "autojoin:partition": "rp1"}
 MASTER_TAGS = {"autojoin:cluster": "demo", "autojoin:role": "rp", "autojoin:partition": "rp1"}
+TP_TAGS = {"autojoin:cluster": "demo", "autojoin:role": "tp", "autojoin:partition": "tp1"}
+ZONE_ID = "Z0DEMO"
 TOPOLOGY = Topology(
     zone="demo.arktos.internal",
+    zone_id=ZONE_ID,
     partitions=(
         Partition("tp1", PartitionKind.TP, service_cidr="10.0.0.0/16"),
         Partition("rp1", PartitionKind.RP, pod_cidr="10.244.0.0/16"),
@@ -43,15 +48,33 @@ TOPOLOGY = Topology(
 
 @dataclass
 class Script:
-    """How a document behaves: after `takes_s` it ends with this status, exit code and last line. `ends` False: never."""
+    """How a document behaves: after `takes_s` it ends with this status, exit code and last line. `ends` False: never.
+
+    stdout  None: what the document says when it has done its work
+    acts    whether it did its work, whatever it says; None: if it succeeded
+    """
 
     takes_s: float = 5.0
     status: str = "Success"
     status_details: str = "Success"
     exit_code: int = 0
-    stdout: str = '{"ok":true}'
+    stdout: str | None = None
     stderr: str = ""
     ends: bool = True
+    acts: bool | None = None
+
+
+def masters_topology(world: World) -> Topology:
+    """The default topology, with target groups for its masters: their API servers by address, their front doors by instance."""
+    partitions = tuple(
+        replace(
+            p,
+            api_target_groups=(world.targets.add(f"{p.id}-api", "ip"),),
+            front_door_target_groups=(world.targets.add(f"{p.id}-door", port=443),),
+        )
+        for p in TOPOLOGY.partitions
+    )
+    return replace(TOPOLOGY, partitions=partitions)
 
 
 def refusal(code: int, error: str) -> Script:
@@ -67,6 +90,7 @@ class Group:
     name: str
     tags: dict[str, str]
     hooks: list[Hook]
+    target_groups: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -128,8 +152,16 @@ class World:
         self.hooks_expire = False
         self.fault: Faults | None = None
         self.completions: list[tuple[str, str]] = []
+        self.abandoned_dies_after_s: float | None = None
         self.failures: dict[str, list[Exception]] = {}
         self.calls: list[str] = []
+        self.done: list[tuple[int, str, object]] = []
+        self.markers = Markers(self._call, self._note)
+        self.witness = Witness(self._call, self._note)
+        self.etcd = EtcdNodes(self._call, self._note)
+        self.names = Names(self._call, self._note, {ZONE_ID})
+        self.targets = Targets(self._call, self._note, self.time.time, self._serves)
+        self.apis: set[str] = set()
         self.handlers = load_handlers(lambda: self)
         self.engine = asl.Engine(self.time, self._invoke, on_status=self._status, faults=self._fault, region=REGION, account=ACCOUNT)
         self.machines_by_name = {name: machine(name) for name in ("join", "leave")}
@@ -180,12 +212,26 @@ class World:
         """The next calls of this port method raise, one each."""
         self.failures.setdefault(method, []).extend(raised)
 
+    def add_masters(self, role: str, *hooks: Hook) -> Group:
+        """A group of masters of the role's partition."""
+        return self.add_group(f"{role}-masters", TP_TAGS if role == "tp" else MASTER_TAGS, *hooks)
+
+    def launch_master(self, role: str, instance_id: str, **more: Any) -> Instance:
+        """An instance that its group of masters has launched and its hook holds."""
+        if f"{role}-masters" not in self.asg:
+            self.add_masters(role)
+        return self.add_instance(instance_id, self.asg[f"{role}-masters"].tags, group=f"{role}-masters", **more)
+
     def terminate(self, instance_id: str, lifecycle_state: str | None = None) -> None:
+        """The instance is gone, at any moment, with its disk."""
+        self._note("terminated", instance_id)
+        self.etcd.disks.pop(self.ec2[instance_id].address or "", None)
+        self.apis.discard(instance_id)
         self.ec2[instance_id] = replace(self.ec2[instance_id], state="terminated")
         self.agents_at.pop(instance_id, None)
         self.actions.pop(instance_id, None)
         if lifecycle_state:
-            self.lifecycle[instance_id] = replace(self.lifecycle[instance_id], lifecycle_state=lifecycle_state)
+            self.lifecycle[instance_id] = Membership(self.lifecycle[instance_id].group, lifecycle_state)
         else:
             self.lifecycle.pop(instance_id, None)
 
@@ -258,6 +304,18 @@ class World:
         if self.failures.get(method):
             raise self.failures[method].pop(0)
 
+    def _note(self, what: str, about: object) -> None:
+        """Everything that is done to the outside, in its order: (when in ms, what, to what)."""
+        self.done.append((self.now_ms(), what, about))
+
+    def done_to(self, what: str) -> list[Any]:
+        """To what it was done, in order."""
+        return [about for _, did, about in self.done if did == what]
+
+    def _serves(self, target: Target) -> bool:
+        """Whether an API server answers on the target."""
+        return any(target.target_id in (i, self.ec2[i].address) for i in self.apis)
+
     # -- Clock -----------------------------------------------------------------------------------------------------------
     def now_ms(self) -> int:
         return round(self.time.time() * 1000)
@@ -305,6 +363,10 @@ class World:
         self._call("hooks")
         return tuple(self.asg[group].hooks)
 
+    def target_groups(self, group: str) -> frozenset[str]:
+        self._call("target_groups")
+        return self.asg[group].target_groups
+
     def heartbeat(self, held: HeldHook, instance_id: str) -> None:
         self._call("heartbeat")
         action = self._open_action(held, instance_id)
@@ -315,13 +377,16 @@ class World:
         action = self._open_action(held, instance_id)
         action.open, action.result = False, result
         self.completions.append((instance_id, result))
+        self._note(result, instance_id)
+        if result == "ABANDON" and self.abandoned_dies_after_s is not None:
+            self.engine.call_later(self.abandoned_dies_after_s, lambda: self.terminate(instance_id))
         after = "InService" if result == "CONTINUE" else "Terminating:Proceed"
-        self.lifecycle[instance_id] = replace(self.lifecycle[instance_id], lifecycle_state=after)
+        self.lifecycle[instance_id] = Membership(self.lifecycle[instance_id].group, after)
 
     def end_action(self, instance_id: str, after: str) -> None:
         """The action ends without us, and the instance goes on to this state."""
         self.actions[instance_id].open = False
-        self.lifecycle[instance_id] = replace(self.lifecycle[instance_id], lifecycle_state=after)
+        self.lifecycle[instance_id] = Membership(self.lifecycle[instance_id].group, after)
 
     def _expire(self, instance_id: str) -> None:
         action = self.actions.get(instance_id)
@@ -357,9 +422,10 @@ class World:
         self._require_live(instance_id)
         command_id = str(uuid.uuid4())
         self.sent.append((document, instance_id, dict(parameters), comment, command_id))
+        self._note(f"sent {document}", instance_id)
         self.invocations[command_id] = Invocation(command_id, instance_id, f"autojoin-{document}", "InProgress", "InProgress")
         queue = self.scripts.get(document, [])
-        script = queue.pop(0) if len(queue) > 1 else (queue[0] if queue else default_script(document))
+        script = queue.pop(0) if len(queue) > 1 else (queue[0] if queue else Script())
         if script.ends:
             self.engine.call_later(script.takes_s, lambda: self._end(command_id, script))
         return command_id
@@ -368,16 +434,41 @@ class World:
         known = self.invocations[command_id]
         if known.is_terminal or (script.status != "Cancelled" and self.ec2[known.instance_id].state == "terminated"):
             return
+        acts = script.status == "Success" if script.acts is None else script.acts
+        worked = self._work(command_id) if acts else Script(stdout="")
+        ended = worked if script.status == "Success" and script.stdout is None else script
         self.invocations[command_id] = replace(
             known,
-            status=script.status,
-            status_details=script.status_details,
-            exit_code=script.exit_code,
-            stdout=script.stdout,
-            stderr=script.stderr,
+            status=ended.status,
+            status_details=ended.status_details,
+            exit_code=ended.exit_code,
+            stdout=ended.stdout or "",
+            stderr=ended.stderr,
         )
         if not self.lose_events:
             self.tell_end(command_id)
+
+    def _work(self, command_id: str) -> Script:
+        """What the document of a command does to its node, and how it ends by itself."""
+        document, instance_id, parameters = next((d, i, p) for d, i, p, _, c in self.sent if c == command_id)
+        address = self.ec2[instance_id].address or ""
+        said: dict[str, object] = {}
+        try:
+            if document == "start-etcd":
+                known = address in self.etcd.disks
+                disk = self.etcd.start(address, parameters["Mode"], parameters["Token"], parameters["ClusterId"])
+                said = {"cluster_id": disk.cluster_id, "member_id": "00000000000000a1", "version": "3.5.1", "already": known}
+            elif document == "start-api":
+                said = {"already": instance_id in self.apis, "secret": "created"}
+                self.apis.add(instance_id)
+                self._note("api started", instance_id)
+            elif document == "leave-node":
+                self.etcd.stop(address)
+                self.apis.discard(instance_id)
+        except errors.AutojoinError as error:
+            code = next(c for c, raised in errors.BY_EXIT_CODE.items() if raised is type(error))
+            return refusal(code, type(error).__name__)
+        return Script(stdout=f"log line\n{json.dumps(said_by(document, parameters) | said)}\n")
 
     def tell_end(self, command_id: str) -> None:
         """Deliver the event of a command's end (again)."""
@@ -534,19 +625,24 @@ def hook(group: str, name: str = "autojoin-launching", *, heartbeat_s: int = 300
     return Hook(group, name, LAUNCH_TRANSITION, heartbeat_s, min(100 * heartbeat_s, 172_800), metadata)
 
 
-def default_script(document: str) -> Script:
+def said_by(document: str, parameters: Mapping[str, str]) -> dict[str, object]:
     """What a script says that ends well."""
     said: dict[str, object] = {"ok": True, "step": document}
     if document == "verify":
         said |= {"node_uid": "uid-1", "pod_cidr": "10.244.3.0/24", "canaries": ["tp1"]}
-    return Script(stdout=f"log line\n{json.dumps(said)}\n")
+    elif document in ("join-tp", "join-rp"):
+        said |= {"already": False, "waiting_for": []}
+    elif document == "verify-master":
+        mine = {"resource_partitions_seen": ["rp1"]} if parameters["Kind"] == "tp" else {"node_uid": "uid-1", "pod_cidr": "10.244.0.0/24"}
+        said |= {"waiting_for": [], **mine}
+    return said
 
 
 @cache
 def machine(name: str) -> asl.Machine:
     """statemachine/<name>.asl.yaml with the substitutions of a deployment."""
     text = (ROOT / "statemachine" / f"{name}.asl.yaml").read_text()
-    functions = ("Intake", "Node", "Wait", "Command", "Hook")
+    functions = ("Intake", "Node", "Wait", "Command", "Hook", "Membership", "Etcd", "Names")
     given = {f"{f}FunctionArn": f"arn:aws:lambda:{REGION}:{ACCOUNT}:function:autojoin-{f.lower()}" for f in functions}
     for key, value in {"Partition": "aws", **given}.items():
         text = text.replace("${" + key + "}", value)

@@ -63,8 +63,7 @@ def test_keys_of_one_invocation_do_not_stay_for_the_next(capsys: pytest.CaptureF
 @pytest.mark.parametrize("script", [Script(), refusal(22, "CanaryFailed"), Script(stdout="no result"), Script(ends=False)])
 def test_no_task_token_is_in_any_line(capsys: pytest.CaptureFixture[str], script: Script) -> None:
     world = a_world()
-    if script.ends is False or script.status != "Success" or "no result" in script.stdout:
-        world.scripts["verify"] = [script]
+    world.scripts["verify"] = [script]
 
     world.join(NODE)
 

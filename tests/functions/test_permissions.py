@@ -17,7 +17,7 @@ import pytest
 from autojoin import errors
 from autojoin.entrypoint import Handler
 from autojoin.ports import Intent
-from tests.fakes.world import ROOT, Action, Script, World, refusal
+from tests.fakes.world import ROOT, Action, Script, World, masters_topology, refusal
 from tests.functions.conftest import FUNCTIONS, TEMPLATE
 
 NODE = "i-0123456789abcdef0"
@@ -25,10 +25,15 @@ ADAPTERS = {
     "instances": ("ec2", "Ec2Instances"),
     "groups": ("autoscaling", "AutoScalingGroups"),
     "commands": ("ssm", "SsmCommands"),
-    "configuration": ("ssm", "SsmConfiguration"),
+    "configuration": ("parameters", "SsmConfiguration"),
     "registry": ("dynamodb", "DynamoDbRegistry"),
     "machines": ("stepfunctions", "StepFunctionsMachines"),
     "callbacks": ("stepfunctions", "StepFunctionsCallbacks"),
+    "markers": ("dynamodb", "DynamoDbMarkers"),
+    "witness": ("parameters", "SsmWitness"),
+    "etcd": ("etcd", "EtcdGateway"),
+    "names": ("route53", "Route53Names"),
+    "targets": ("elbv2", "ElbV2Targets"),
 }
 PARTS = {"dynamodb:TransactWriteItems": {"dynamodb:ConditionCheckItem", "dynamodb:PutItem"}}
 """A transaction needs the permission of each of its parts. Source: DynamoDB, IAM and transactions."""
@@ -64,7 +69,7 @@ class Asked:
 
     def __getattr__(self, method: str) -> Any:
         self._used |= actions_of(self._port, method)
-        return getattr(self._world, method)
+        return getattr(getattr(self._world, self._port), method)
 
 
 class AskedPorts:
@@ -153,6 +158,43 @@ def is_continued_twice(world: World) -> None:
     world.join(NODE)
 
 
+def with_masters(world: World) -> None:
+    """Without the master that nobody recorded, which add_master made, so that a partition can be founded."""
+    world.ec2.clear()
+    world.declared = masters_topology(world)
+    for n, role in enumerate(("rp", "tp"), 1):
+        world.launch_master(role, f"i-0000000000000000{n}")
+
+
+def founds_both(world: World) -> None:
+    with_masters(world)
+    for n in (1, 2):
+        world.join(f"i-0000000000000000{n}", f"founds-{n}")
+        world.join(f"i-0000000000000000{n}", f"resumes-{n}", by_event=False)
+    world.join("i-00000000000000001", "planned", by_event=False, dry_run=True)
+
+
+def takes_a_founding_over(world: World) -> None:
+    with_masters(world)
+    world.abandoned_dies_after_s = 30
+    world.scripts["start-etcd"] = [refusal(17, "PortInUse"), Script()]
+    world.join("i-00000000000000001", "fails")
+    world.launch_master("rp", "i-00000000000000003")
+    world.join("i-00000000000000003", "takes-over")
+
+
+def fails_after_its_names_were_made(world: World) -> None:
+    with_masters(world)
+    world.scripts["verify-master"] = [refusal(20, "NodeNotReady")]
+    world.join("i-00000000000000001")
+
+
+def finds_an_unrecorded_master(world: World) -> None:
+    with_masters(world)
+    world.add_master("i-00000000000000009")
+    world.join("i-00000000000000001")
+
+
 FLOWS: list[Callable[[World], None]] = [
     launched,
     joins_and_joins_again,
@@ -162,6 +204,10 @@ FLOWS: list[Callable[[World], None]] = [
     is_aborted,
     finds_a_dead_lease,
     is_continued_twice,
+    founds_both,
+    takes_a_founding_over,
+    fails_after_its_names_were_made,
+    finds_an_unrecorded_master,
 ]
 
 
@@ -179,7 +225,7 @@ def allowed(function: str) -> set[str]:
         for r in TEMPLATE["Resources"].values()
         if r["Type"] == "AWS::Serverless::Function" and r["Properties"]["CodeUri"] == f"functions/{function}"
     ]
-    return {action for policy in properties["Policies"] for statement in policy["Statement"] for action in statement["Action"]}
+    return {action for policy in properties.get("Policies", []) for statement in policy["Statement"] for action in statement["Action"]}
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -192,14 +238,24 @@ def test_a_function_may_do_nothing_that_its_use_cases_never_ask(function: str) -
     assert allowed(function) - used_by_function()[function] - OF_LAMBDA_ITSELF == set()
 
 
-def test_only_one_function_sends_commands_one_completes_hooks_and_one_starts_machines() -> None:
+def test_what_changes_the_outside_is_one_function_s_alone() -> None:
     who = {
         action: {f for f in FUNCTIONS if action in allowed(f)}
-        for action in ("ssm:SendCommand", "autoscaling:CompleteLifecycleAction", "states:StartExecution")
+        for action in (
+            "ssm:SendCommand",
+            "autoscaling:CompleteLifecycleAction",
+            "states:StartExecution",
+            "ssm:PutParameter",
+            "route53:ChangeResourceRecordSets",
+            "elasticloadbalancing:RegisterTargets",
+        )
     }
 
     assert who == {
         "ssm:SendCommand": {"command"},
         "autoscaling:CompleteLifecycleAction": {"hook"},
         "states:StartExecution": {"intake"},
+        "ssm:PutParameter": {"membership"},
+        "route53:ChangeResourceRecordSets": {"names"},
+        "elasticloadbalancing:RegisterTargets": {"names"},
     }

@@ -14,58 +14,95 @@ from typing import Any
 import pytest
 
 from autojoin.domain import budgets
-from autojoin.domain.lifecycle import Hook
+from autojoin.domain.founding import State
 from autojoin.ports import Membership
 from lab import asl
 from lab.asl.faults import Faults
-from tests.fakes.world import Action, Script, World, hook, machine, refusal
+from tests.fakes.world import WORKER_TAGS, Action, Script, World, hook, machine, masters_topology, refusal
 
-NODE = "i-00000000000000001"
+NODE, OTHER = "i-00000000000000001", "i-00000000000000002"
 RUN, CLEANUP = "test", "test-cleanup"
 JOIN: dict[str, Any] = machine("join").definition["States"]
 LEAVE: dict[str, Any] = machine("leave").definition["States"]
 
-MODES = ("launch", "failing launch", "re-join", "failing re-join")
-"""launch: held by the shortest hook and started by its event. re-join: by hand, of a node that serves."""
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to join without faults from outside. `failing`: the document that refuses; `serving`: by hand, of a node that serves."""
+
+    role: str = "worker"
+    failing: str = ""
+    serving: bool = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it fails once the partition is formed, so that the only copy of its data is kept."""
+        return self.failing == "verify-master" and not self.serving
+
+    @property
+    def is_master(self) -> bool:
+        return self.role != "worker"
+
+
+MODES = {
+    "launch": Mode(),
+    "failing launch": Mode(failing="verify"),
+    "re-join": Mode(serving=True),
+    "failing re-join": Mode(failing="verify", serving=True),
+    "tp launch": Mode("tp"),
+    "rp failing launch": Mode("rp", failing="start-etcd"),
+    "rp kept": Mode("rp", failing="verify-master"),
+    "rp re-join": Mode("rp", serving=True),
+    "rp failing re-join": Mode("rp", failing="verify-master", serving=True),
+}
+"""launch: held by the shortest hook and started by its event."""
+REFUSALS = {
+    "verify": refusal(22, "CanaryFailed"),
+    "start-etcd": refusal(17, "PortInUse"),
+    "verify-master": refusal(20, "NodeNotReady"),
+}
 
 
 @dataclass
 class Case:
     """A world in one mode, and what came to pass in it."""
 
-    mode: str
+    name: str
     world: World = field(default_factory=World)
     before: str | None = None
     held: Action | None = None
     fired: int = 0
+    own: set[tuple[str, str]] = field(default_factory=set)
+
+    @property
+    def mode(self) -> Mode:
+        return MODES[self.name]
 
     @property
     def serving(self) -> bool:
-        return self.mode.endswith("re-join")
+        return self.mode.serving
 
     def play(self, fault: Faults | None = None, arrange: Callable[[], None] = lambda: None) -> None:
         """Start the join with the fault in its way, and run until nothing is left to do."""
-        world = self.world
-        world.add_group("workers", *_tags(), _hook())
-        world.add_master()
-        world.add_instance(NODE)
+        world, mode = self.world, self.mode
+        if mode.is_master:
+            world.declared = masters_topology(world)
+            world.add_masters(mode.role, hook(f"{mode.role}-masters", heartbeat_s=budgets.SHORTEST_HEARTBEAT_S))
+            world.launch_master(mode.role, NODE)
+        else:
+            world.add_group("workers", WORKER_TAGS, hook("workers", heartbeat_s=budgets.SHORTEST_HEARTBEAT_S))
+            world.add_master()
+            world.add_instance(NODE)
         self.held = world.actions[NODE]
         world.hooks_expire = True
         if self.serving:
             self.before = world.join(NODE, "before").arn
-        if self.mode.startswith("failing"):
-            world.scripts["verify"] = [refusal(22, "CanaryFailed")]
+            self.own = intents(world)
+        if mode.failing:
+            world.scripts[mode.failing] = [REFUSALS[mode.failing]]
         world.fault = fault
         arrange()
         world.join(NODE, RUN, by_event=not self.serving)
-
-
-def _tags() -> tuple[dict[str, str]]:
-    return ({"autojoin:cluster": "demo", "autojoin:role": "worker", "autojoin:partition": "rp1"},)
-
-
-def _hook() -> Hook:
-    return hook("workers", heartbeat_s=budgets.SHORTEST_HEARTBEAT_S)
 
 
 # -- what has to be true ---------------------------------------------------------------------------------------------------
@@ -83,14 +120,16 @@ def check(case: Case) -> None:
     assert not sent_twice(world)
     record = world.records.get(NODE)
     joined = record is not None and record.joined_ms is not None
+    kept = is_formed(world) and not joined
+    may_serve = kept and "by-hand" in runs  # in service already when it joined by hand and failed again: what it is called by stays
     cleanup = runs.get(CLEANUP)
     no_cleanup = never_cleaned(case, cleanup)
     incomplete = cleanup is not None and "incomplete" in (cleanup.cause or "")
 
     if (NODE, "CONTINUE") in world.completions:
-        assert joined
+        assert joined or kept
         assert "leave-node" not in documents(world)
-        assert ("node", NODE) in intents(world)
+        assert not joined or case.mode.role == "tp" or ("node", NODE) in intents(world)
     if (NODE, "ABANDON") in world.completions:
         assert not any(e.output["outcome"] == "joined" for e in runs.values() if e.status == "SUCCEEDED")
         assert no_cleanup or incomplete or left_of(world) == []
@@ -98,12 +137,63 @@ def check(case: Case) -> None:
         check_still_serving(case)
     elif not joined and not no_cleanup:
         left = left_of(world)
-        assert incomplete or left == []
+        of_kept = {"LEASE", "RECORD", f"INTENT#node#{NODE}", f"INTENT#founding#{partition(case)}"}
+        if may_serve:
+            of_kept |= {entry for entry in left if entry.startswith(("INTENT#record#", "INTENT#target#"))}
+        assert incomplete or left == [] or (kept and set(left) <= of_kept)
         assert not incomplete or world.leases[NODE].owner is None
         assert not incomplete or any(entry.startswith("INTENT#") for entry in left)
     if case.held and not case.serving and NODE in world.actions and not no_cleanup:
         assert not case.held.open
+    if case.mode.is_master:
+        check_founding(world)
+        if not (joined or no_cleanup or incomplete or may_serve):
+            assert not world.names.records
+            assert not world.targets.registered
     check_lease(case, no_cleanup)
+    if case.mode.is_master and world.ec2[NODE].state == "terminated" and not no_cleanup:
+        check_replacement(case)
+
+
+def check_founding(world: World) -> None:
+    """One cluster for ever: nothing was served before it was formed, and what was formed was not destroyed by us."""
+    formed_at, api_started = None, False
+    for _, what, about in world.done:
+        if what == "witness" and about.state is State.FORMED and not about.is_void:
+            assert formed_at is None
+            formed_at = about
+        elif what == "api started":
+            api_started = True
+            assert formed_at is not None
+        elif what in ("ABANDON", "etcd stopped", "sent leave-node"):
+            assert formed_at is None or world.ec2[NODE].state == "terminated"
+    assert len(set(world.done_to("etcd founded"))) <= 1
+    assert not api_started or is_formed(world)
+
+
+def check_replacement(case: Case) -> None:
+    """The group's next instance takes over what was only claimed, and never founds again what was formed."""
+    world = case.world
+    formed, claimed = is_formed(world), bool(world.witness.parameters)
+    world.fault, world.scripts, world.failures = None, {}, {}
+    world.launch_master(case.mode.role, OTHER)
+    replacement = world.join(OTHER, "replacement")
+
+    if formed:
+        assert replacement.error == "QuorumLost"
+        assert ("QuorumLost", {}) in world.telemetry.counts
+        assert world.actions[OTHER].result == "ABANDON"
+    else:
+        assert (replacement.status, replacement.error) == ("SUCCEEDED", None)
+        assert world.markers.items[("demo", partition(case))].epoch == (2 if claimed else 1)
+
+
+def is_formed(world: World) -> bool:
+    return any(m.state is State.FORMED and not m.is_void for m in world.witness.parameters.values())
+
+
+def partition(case: Case) -> str:
+    return f"{case.mode.role}1"
 
 
 def check_still_serving(case: Case) -> None:
@@ -111,12 +201,15 @@ def check_still_serving(case: Case) -> None:
     record = case.world.records[NODE]
     assert record.joined_ms is not None
     assert record.node_uid == "uid-1"
-    assert ("node", NODE) in intents(case.world)
+    assert case.own <= intents(case.world)
     assert "leave-node" not in documents(case.world)
     assert {s[2]["Scope"] for s in case.world.sent if s[0] == "remove-node"} <= {"canaries"}
+    if case.mode.is_master and case.world.ec2[NODE].state != "terminated":
+        assert len(case.world.names.records) == 1
+        assert len(case.world.targets.registered) == 2
     cleanup = executions(case).get(CLEANUP)
     if cleanup is not None and "RolledBack" in cleanup.visited and "incomplete" not in (cleanup.cause or ""):
-        assert intents(case.world) == {("node", NODE)}
+        assert intents(case.world) == case.own
 
 
 def check_lease(case: Case, no_cleanup: bool) -> None:
@@ -124,7 +217,9 @@ def check_lease(case: Case, no_cleanup: bool) -> None:
     world = case.world
     owner = world.lease(NODE).owner
     assert owner is None or no_cleanup
-    if owner is None or NODE not in world.lifecycle or world.lifecycle[NODE].lifecycle_state.startswith("Terminat"):
+    is_out = NODE not in world.lifecycle or world.lifecycle[NODE].lifecycle_state.startswith("Terminat")
+    kept = case.mode.is_master and is_formed(world) and not is_out
+    if (owner is None and not kept) or is_out:
         return
     world.fault, world.scripts, world.failures = None, {}, {}
     world.time.sleep(budgets.ORPHANED_S + 1)
@@ -136,10 +231,12 @@ def check_lease(case: Case, no_cleanup: bool) -> None:
 def check_recovered(case: Case) -> None:
     """After a fault that repeating mends: the run came to the same end as without it."""
     runs = executions(case)
-    if case.mode.startswith("failing"):
+    if case.mode.failing:
         assert runs[CLEANUP].visited[-1] == "RolledBack"
         assert "incomplete" not in (runs[CLEANUP].cause or "")
-        assert case.serving or (case.held and case.held.result == "ABANDON")
+        expected = "CONTINUE" if case.mode.keeps else "ABANDON"
+        assert case.serving or (case.held and case.held.result == expected)
+        assert ("FoundersKept", {}) in case.world.telemetry.counts or not case.mode.keeps
     else:
         assert runs[RUN].status == "SUCCEEDED"
         assert CLEANUP not in runs
@@ -208,22 +305,35 @@ MENDED = (
 )  # fmt: skip
 
 
-def tasks(states: dict[str, Any]) -> list[str]:
-    return [name for name, state in states.items() if state["Type"] == "Task"]
+def tasks_of(mode: str) -> list[tuple[str, str]]:
+    """(machine, state) of every Task that a mode comes by without faults; what a failing one shares with the others is theirs."""
+    case = Case(mode)
+    case.play()
+    runs = executions(case)
+    if not case.mode.failing:
+        return [("join", s) for s in dict.fromkeys(runs[RUN].visited) if JOIN[s]["Type"] == "Task"]
+    return [("join", "HandOver"), *(("leave", s) for s in dict.fromkeys(runs[CLEANUP].visited) if LEAVE[s]["Type"] == "Task")]
 
 
 def edge_cases() -> list[Any]:
     """Every Task state that a mode comes by, with every fault that makes sense there."""
     made = []
     for mode in MODES:
-        failing, serving = mode.startswith("failing"), mode.endswith("re-join")
-        on_the_way = [("join", s) for s in tasks(JOIN) if (s == "HandOver") == failing]
-        on_the_way += [("leave", s) for s in tasks(LEAVE) if failing and not (serving and s == "LeaveNode")]
-        for (name, state), what, lost in itertools.product(on_the_way, FAULTS, (False, True)):
-            if not (serving and "hook over" in what) and not (lost and "aborted" in what and name == "join"):
+        for (name, state), what, lost in itertools.product(tasks_of(mode), FAULTS, (False, True)):
+            if (MODES[mode].serving and "hook over" in what) or (lost and MODES[mode].is_master):
+                continue
+            if not (lost and "aborted" in what and name == "join"):
                 events = ", events lost" if lost else ""
                 made.append(pytest.param(mode, name, state, what, lost, id=f"{mode}, {name}.{state} {what}{events}"))
     return made
+
+
+def test_together_the_modes_come_by_every_task() -> None:
+    seen = {at for mode in MODES for at in tasks_of(mode)}
+
+    assert seen == {("join", n) for n, s in JOIN.items() if s["Type"] == "Task"} | {
+        ("leave", n) for n, s in LEAVE.items() if s["Type"] == "Task"
+    }
 
 
 def act(case: Case, action: Any) -> Any:
@@ -263,7 +373,8 @@ def test_a_fault_at_a_state_breaks_no_invariant(mode: str, name: str, state: str
 
 EFFECTS = (
     "switch_off_source_dest_check", "heartbeat", "complete", "send", "cancel", "take_lease", "release_lease", "put_record",
-    "put_intent", "delete_intent", "forget", "meet_token", "start_leave", "succeed",
+    "put_intent", "delete_intent", "forget", "meet_token", "start_leave", "succeed", "markers.put", "witness.write", "names.put",
+    "names.delete", "targets.register", "targets.deregister",
 )  # fmt: skip
 
 
@@ -274,19 +385,23 @@ def wrap(world: World, around: Callable[[str, Callable[[], Any]], Any]) -> None:
         return lambda *given, **more: around(method, lambda: real(*given, **more))
 
     for method in EFFECTS:
-        setattr(world, method, wrapped(method, getattr(world, method)))
+        port, _, name = method.rpartition(".")
+        owner = getattr(world, port) if port else world
+        setattr(owner, name, wrapped(method, getattr(owner, name)))
 
 
-def calls_of(mode: str) -> list[str]:
-    """The calls of a run without faults, in their order."""
+def calls_of(mode: str) -> list[tuple[int, str]]:
+    """The calls of a run without faults, numbered; of a failing one of masters those of its clean-up, the others are a launch's."""
     case, seen = Case(mode), []
 
     def around(method: str, call: Callable[[], Any]) -> Any:
-        seen.append(method)
+        seen.append((len(seen), method))
         return call()
 
     case.play(arrange=lambda: wrap(case.world, around))
-    return seen
+    if not (case.mode.is_master and case.mode.failing):
+        return seen
+    return seen[next(n for n, method in seen if method == "start_leave") :]
 
 
 CRASHES = {
@@ -299,7 +414,7 @@ CRASHES = {
 def call_cases() -> list[Any]:
     made = []
     for mode in MODES:
-        for nth, method in enumerate(calls_of(mode)):
+        for nth, method in calls_of(mode):
             for what, edge in itertools.product(CRASHES, ("before", "after")):
                 made.append(pytest.param(mode, nth, method, what, edge, id=f"{mode}, {nth} {what} {edge} {method}"))
     return made

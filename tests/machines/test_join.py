@@ -190,7 +190,7 @@ REFUSALS = [
     ("TagsContradict", WORKER_TAGS, {**WORKER_TAGS, "autojoin:partition": "rp2"}, {}),
     ("PartitionNotConfigured", {**WORKER_TAGS, "autojoin:partition": "rp9"}, None, {}),
     ("PartitionKindMismatch", {**WORKER_TAGS, "autojoin:partition": "tp1"}, None, {}),
-    ("RoleNotSupported", {**WORKER_TAGS, "autojoin:role": "rp"}, None, {}),
+    ("RoleNotSupported", {**WORKER_TAGS, "autojoin:role": "etcd"}, None, {}),
 ]
 
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from autojoin.ports import ExecutionState, Pin
-from tests.fakes.world import ACCOUNT, REGION, ROOT, Script, World, default_script, refusal
+from tests.fakes.world import ACCOUNT, REGION, ROOT, Script, World, refusal
 from tests.shims.moto_engine import MotoEngine, Outcome
 
 NODE = "i-0123456789abcdef0"
@@ -36,7 +36,7 @@ class MotoWorld(World):
     def send(self, document: str, instance_id: str, parameters: Mapping[str, str], comment: str, pin: Pin | None = None) -> str:
         command_id = super().send(document, instance_id, parameters, comment, pin)
         queue = self.scripts.get(document, [])
-        script = queue[0] if queue else default_script(document)
+        script = queue[0] if queue else Script()
         threading.Timer(0.02, self._end_later, (command_id, script)).start()
         return command_id
 

@@ -47,7 +47,8 @@ def test_a_tasks_time_out_is_its_kinds_budget_and_over_its_functions(machine: st
     if task["Resource"].endswith(".waitForTaskToken"):
         expected = budgets.CALLBACK_TIMEOUT_S
     else:
-        expected = budgets.WAIT_TASK_TIMEOUT_S if called(task) == "wait" else budgets.TASK_TIMEOUT_S
+        waits = budgets.FUNCTION_TIMEOUT_S[called(task)] > budgets.LOOK_FOR_S
+        expected = budgets.WAIT_TASK_TIMEOUT_S if waits else budgets.TASK_TIMEOUT_S
 
     assert task["TimeoutSeconds"] == expected
     assert task["TimeoutSeconds"] > budgets.FUNCTION_TIMEOUT_S[called(task)]
@@ -93,8 +94,9 @@ def test_a_command_ends_before_nobody_asks_for_it_any_more(name: str, execution_
     assert execution_s < budgets.DELIVERY_TIMEOUT_S + execution_s < budgets.command_budget_s(name)
 
 
-def test_the_deadlines_of_a_join_end_before_its_machine() -> None:
-    assert budgets.join_deadlines(0, None, None).overall_ms < budgets.JOIN_MACHINE_S * 1000
+@pytest.mark.parametrize("role", ["worker", "tp", "rp"])
+def test_the_deadlines_of_a_join_end_before_its_machine(role: str) -> None:
+    assert budgets.join_deadlines(role, 0, None, None).overall_ms < budgets.JOIN_MACHINE_S * 1000
 
 
 def test_sending_a_document_waits_for_delivery_as_long_as_systems_manager_allows() -> None:

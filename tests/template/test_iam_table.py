@@ -13,9 +13,12 @@ NO_NARROWER = frozenset(
     {
         "autoscaling:DescribeAutoScalingInstances",
         "autoscaling:DescribeLifecycleHooks",
+        "autoscaling:DescribeLoadBalancerTargetGroups",
         "autoscaling:DescribeTags",
         "ec2:DescribeInstances",
         "ec2:DescribeSubnets",
+        "elasticloadbalancing:DescribeTargetGroups",
+        "elasticloadbalancing:DescribeTargetHealth",
         "logs:CreateLogDelivery",
         "logs:DeleteLogDelivery",
         "logs:DescribeLogGroups",
@@ -49,10 +52,16 @@ OF_AN_AGENT = frozenset(
 """What an SSM agent calls about itself. Source: Systems Manager, "ec2messages, ssmmessages and other API operations"."""
 MANAGED = {"service-role/AWSLambdaBasicExecutionRole", "AWSXRayDaemonWriteAccess", "AWSXrayWriteOnlyAccess"}
 """What SAM adds for logs and tracing."""
+IN_THE_VPC = {"EtcdFunctionRole": {"service-role/AWSLambdaVPCAccessExecutionRole"}}
+"""What SAM adds for a function's network interfaces."""
+OF_OPERATORS = {"autojoin-inspect"}
+"""Documents that only the operator's command sends."""
 TAGGED_AS_OURS = {
     "autoscaling:CompleteLifecycleAction": "autoscaling:ResourceTag/autojoin:cluster",
     "autoscaling:RecordLifecycleActionHeartbeat": "autoscaling:ResourceTag/autojoin:cluster",
     "ec2:ModifyInstanceAttribute": "ec2:ResourceTag/autojoin:cluster",
+    "elasticloadbalancing:DeregisterTargets": "aws:ResourceTag/autojoin:cluster",
+    "elasticloadbalancing:RegisterTargets": "aws:ResourceTag/autojoin:cluster",
 }
 
 
@@ -104,7 +113,7 @@ def test_a_star_never_shares_its_statement_with_an_action_that_could_be_narrower
         assert ("*" in listed(statement["Resource"])) == (set(statement["Action"]) <= NO_NARROWER), f"{role}: {statement['Sid']}"
 
 
-@pytest.mark.parametrize("path", ["template.yaml", "examples/workers.yaml"])
+@pytest.mark.parametrize("path", ["template.yaml", "examples/workers.yaml", "examples/masters.yaml"])
 def test_every_star_carries_a_comment_that_names_the_api(path: str) -> None:
     lines = (ROOT / path).read_text().splitlines()
 
@@ -128,7 +137,7 @@ def test_commands_go_only_to_our_instances_and_only_by_our_documents() -> None:
 
     by_document, by_instance = sorted(sending, key=lambda s: "Condition" in s)
 
-    assert {resolve(r).rpartition("document/")[2] for r in by_document["Resource"]} == documents
+    assert {resolve(r).rpartition("document/")[2] for r in by_document["Resource"]} == documents - OF_OPERATORS
     assert [resolve(r).rpartition(":")[2] for r in by_instance["Resource"]] == ["instance/*"]
     assert by_instance["Condition"] == {"StringLike": {"ssm:resourceTag/autojoin:cluster": "*"}}
 
@@ -137,7 +146,7 @@ def test_every_document_that_is_named_in_a_permission_exists() -> None:
     documents = {resolve(d["Properties"]["Name"]) for d in of_type(raw(), "AWS::SSM::Document").values()}
     named = {resolve(r).rpartition("document/")[2] for _, s in OURS for r in listed(s["Resource"]) if ":document/" in str(resolve(r))}
 
-    assert named == documents
+    assert named == documents - OF_OPERATORS
 
 
 def test_every_machine_that_is_named_in_a_permission_or_variable_exists() -> None:
@@ -155,14 +164,56 @@ def test_every_role_touches_only_its_items_of_the_table() -> None:
         if any(a.startswith("dynamodb:") for a in statement["Action"]):
             (condition,) = statement["Condition"].items()
             assert condition[0] == "ForAllValues:StringLike", role
-            assert set(condition[1]["dynamodb:LeadingKeys"]) <= {"NODE#*", "COMMAND#*"}
+            assert set(condition[1]["dynamodb:LeadingKeys"]) <= {"NODE#*", "COMMAND#*", "PARTITION#*"}
             assert "dynamodb:Scan" not in statement["Action"]
+
+
+def test_foundings_are_written_by_one_role_and_deleted_by_none() -> None:
+    touching = {
+        (role, action)
+        for role, s in OURS
+        for action in s["Action"]
+        if "PARTITION#*" in s.get("Condition", {}).get("ForAllValues:StringLike", {}).get("dynamodb:LeadingKeys", [])
+    }
+    written = {role for role, action in touching if action not in ("dynamodb:GetItem", "dynamodb:ConditionCheckItem")}
+
+    assert {role for role, _ in touching} == {"MembershipFunctionRole", "NodeFunctionRole"}
+    assert written == {"MembershipFunctionRole"}
+    assert {action for _, action in touching} == {"dynamodb:GetItem", "dynamodb:PutItem", "dynamodb:ConditionCheckItem"}
+
+
+def test_the_witness_is_written_by_one_role_and_never_over_anything() -> None:
+    writing = [(role, s) for role, s in OURS if "ssm:PutParameter" in s["Action"]]
+
+    ((role, statement),) = writing
+    assert role == "MembershipFunctionRole"
+    assert [resolve(r).rpartition(":parameter")[2] for r in statement["Resource"]] == ["/autojoin/*/witness/*"]
+    assert statement["Condition"] == {"StringEquals": {"ssm:Overwrite": "false"}}
+    assert not [a for _, s in OURS for a in s["Action"] if a.startswith("ssm:Delete")]
+
+
+def test_only_records_of_api_servers_are_changed_and_only_one_way() -> None:
+    (statement,) = [s for _, s in OURS if "route53:ChangeResourceRecordSets" in s["Action"]]
+
+    assert [resolve(r) for r in statement["Resource"]] == ["arn:aws:route53:::hostedzone/*"]
+    assert statement["Condition"] == {
+        "ForAllValues:StringEquals": {
+            "route53:ChangeResourceRecordSetsRecordTypes": ["A"],
+            "route53:ChangeResourceRecordSetsActions": ["UPSERT", "DELETE"],
+        },
+        "ForAllValues:StringLike": {"route53:ChangeResourceRecordSetsNormalizedRecordNames": ["api.*"]},
+    }
+
+
+def test_the_function_in_the_vpc_has_no_permission_of_its_own() -> None:
+    assert "Policies" not in functions()["etcd"]["Properties"]
+    assert not [s for role, s in OURS if role == "EtcdFunctionRole"]
 
 
 def test_roles_have_no_managed_policy_but_those_of_sam() -> None:
     for name, role in of_type(translated(), "AWS::IAM::Role").items():
         attached = {str(resolve(a)).partition(":policy/")[2] for a in role["Properties"].get("ManagedPolicyArns", [])}
-        assert attached <= MANAGED, name
+        assert attached <= MANAGED | IN_THE_VPC.get(name, set()), name
 
 
 def test_the_role_of_an_example_instance_reads_public_data_and_logs_and_nothing_else() -> None:
@@ -177,4 +228,21 @@ def test_the_role_of_an_example_instance_reads_public_data_and_logs_and_nothing_
     assert starred == OF_AN_AGENT
     assert narrow == {"ssm:GetParameter", "logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"}
     assert "/public/*" in found["PublicDataOfThePartition"]["Resource"]["Fn::Sub"]
+    assert "ManagedPolicyArns" not in role["Properties"]
+
+
+def test_the_role_of_a_master_has_the_keys_of_its_own_partition_and_can_neither_change_nor_delete_them() -> None:
+    from tests.template.support import parse_template
+
+    (role,) = of_type(parse_template("examples/masters.yaml"), "AWS::IAM::Role").values()
+    found = {s["Sid"]: s for p in role["Properties"]["Policies"] for s in p["PolicyDocument"]["Statement"]}
+
+    starred = {a for s in found.values() if s["Resource"] == "*" for a in listed(s["Action"])}
+    keys = [s for s in found.values() if any(a.startswith("secretsmanager:") for a in listed(s["Action"]))]
+    writes = [s for s in found.values() if "ssm:PutParameter" in listed(s["Action"])]
+
+    assert starred == OF_AN_AGENT
+    assert [sorted(listed(s["Action"])) for s in keys] == [["secretsmanager:CreateSecret", "secretsmanager:GetSecretValue"]]
+    assert all("secret:autojoin/${Cluster}/${Partition}/kubernetes-*" in s["Resource"]["Fn::Sub"] for s in keys)
+    assert ["/public/${Partition}/*" in s["Resource"]["Fn::Sub"] for s in writes] == [True]
     assert "ManagedPolicyArns" not in role["Properties"]

@@ -57,11 +57,11 @@ def test_a_function_is_named_after_its_boundary_and_told_which_it_is(name: str) 
 
 @pytest.mark.parametrize("name", sorted(functions()))
 def test_a_functions_variables_are_settings_that_we_read(name: str) -> None:
-    from autojoin.config import Settings
+    from autojoin.config import VARIABLES
 
     variables = {v for v in functions()[name]["Properties"]["Environment"]["Variables"] if v.startswith("AUTOJOIN_")}
 
-    assert variables <= {f.alias for f in Settings.model_fields.values()}
+    assert variables <= set(VARIABLES.values())
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
@@ -112,6 +112,21 @@ def test_a_machine_may_invoke_exactly_the_functions_that_it_names(name: str) -> 
 @pytest.mark.parametrize("name", sorted(LOG_GROUPS))
 def test_every_log_group_has_retention(name: str) -> None:
     assert LOG_GROUPS[name]["Properties"]["RetentionInDays"] == {"Ref": "LogRetentionDays"}
+
+
+def test_the_function_etcd_alone_is_in_the_vpc_and_only_where_subnets_are_given() -> None:
+    inside = {name: f["Properties"]["VpcConfig"] for name, f in FUNCTIONS.items() if "VpcConfig" in f["Properties"]}
+
+    assert inside == {
+        "EtcdFunction": {
+            "Fn::If": [
+                "HasEtcdSubnets",
+                {"SubnetIds": {"Ref": "EtcdSubnetIds"}, "SecurityGroupIds": {"Ref": "EtcdSecurityGroupIds"}},
+                {"Ref": "AWS::NoValue"},
+            ]
+        }
+    }
+    assert raw()["Conditions"]["HasEtcdSubnets"] == {"Fn::Not": [{"Fn::Equals": [{"Fn::Join": ["", {"Ref": "EtcdSubnetIds"}]}, ""]}]}
 
 
 # -- rules and queues ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from autojoin.domain.plan import API_STEPS, ETCD_STEPS, FRONT_DOOR_STEPS, KINDS_
 from tests.fakes.world import machine
 
 RP = Partition("rp1", PartitionKind.RP, pod_cidr="10.244.0.0/16")
+TP = Partition("tp1", PartitionKind.TP, service_cidr="10.0.0.0/16")
 STATES = machine("join").definition["States"]
 
 
@@ -26,10 +28,29 @@ def test_a_worker_of_a_resource_partition_hosts_no_etcd_and_serves_no_api() -> N
     assert not any((plan.hosts_etcd, plan.serves_api, plan.has_front_door))
 
 
+def test_a_master_hosts_etcd_serves_an_api_and_opens_its_front_door_where_one_is_declared() -> None:
+    plain = plan_join(Role.TP, TP)
+    with_door = plan_join(Role.RP, replace(RP, front_door_target_groups=("arn",)))
+
+    assert plain.steps == tuple(s for s in STEP_ORDER if s not in FRONT_DOOR_STEPS)
+    assert with_door.steps == STEP_ORDER
+    assert (plain.hosts_etcd, plain.serves_api, plain.has_front_door) == (True, True, False)
+    assert with_door.has_front_door
+
+
+def test_a_worker_opens_no_front_door_of_its_partition() -> None:
+    assert not plan_join(Role.WORKER, replace(RP, front_door_target_groups=("arn",))).has_front_door
+
+
+def test_a_tenant_partition_without_a_range_of_services_is_refused() -> None:
+    with pytest.raises(errors.ConfigurationInvalid, match="service_cidr"):
+        plan_join(Role.TP, replace(TP, service_cidr=None))
+
+
 @given(role=st.sampled_from(Role), kind=st.sampled_from(PartitionKind), cni=st.sampled_from(["host-gw", "vxlan", "bridge", "mizar"]))
 def test_every_plan_keeps_the_order_of_the_graph_and_answers_its_choices(role: Role, kind: PartitionKind, cni: str) -> None:
     try:
-        plan = plan_join(role, Partition("p", kind, pod_cidr="10.0.0.0/16", cni_backend=cni))
+        plan = plan_join(role, Partition("p", kind, pod_cidr="10.0.0.0/16", service_cidr="10.1.0.0/16", cni_backend=cni))
     except (errors.PartitionKindMismatch, errors.RoleNotSupported, errors.CniNotSupported):
         return
 
@@ -49,8 +70,6 @@ def test_a_role_is_refused_in_a_partition_of_another_kind(role: Role, kind: Part
 @pytest.mark.parametrize(
     ("role", "kind"),
     [
-        (Role.TP, PartitionKind.TP),
-        (Role.RP, PartitionKind.RP),
         (Role.MASTER, PartitionKind.MASTER),
         (Role.WORKER, PartitionKind.MASTER),
         (Role.ETCD, PartitionKind.RP),
@@ -84,9 +103,10 @@ def reachable(start: str) -> set[str]:
     seen: set[str] = set()
     todo = deque([start])
     while todo:
-        state = STATES[todo.popleft()]
+        name = todo.popleft()
+        state = STATES[name]
         ends = [state.get("Next"), *(c["Next"] for c in state.get("Choices", []))]
-        if state["Type"] == "Choice" and state.get("Default") not in seen | {start}:
+        if state["Type"] == "Choice" and not name.endswith("Deadline"):
             ends.append(state.get("Default"))
         fresh = {e for e in ends if e and e not in seen and e != start}
         seen |= fresh

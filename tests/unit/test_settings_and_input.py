@@ -6,20 +6,20 @@ import pytest
 
 from autojoin import errors
 from autojoin.config import Settings
-from autojoin.events.operations import Join
+from autojoin.events.operations.command import Join
 from autojoin.events.requests import JoinRequest
 from autojoin.use_cases.parse import parse
 
 
 def test_a_variable_that_a_function_needs_and_has_not_is_named() -> None:
-    settings = Settings.from_environment({"AUTOJOIN_BOUNDARY": "hook"})
+    settings = Settings({"AUTOJOIN_BOUNDARY": "hook"})
 
     with pytest.raises(errors.InvalidInput, match="function hook has no environment variable AUTOJOIN_TABLE"):
         settings.required("table_name")
 
 
 def test_variables_of_the_runtime_are_ignored() -> None:
-    settings = Settings.from_environment({"AUTOJOIN_TABLE": "nodes", "LAMBDA_TASK_ROOT": "/var/task"})
+    settings = Settings({"AUTOJOIN_TABLE": "nodes", "LAMBDA_TASK_ROOT": "/var/task"})
 
     assert settings.required("table_name") == "nodes"
 

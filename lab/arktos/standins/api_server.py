@@ -2,7 +2,9 @@
 
 Objects live in etcd under /registry/<kind>/… as JSON. As in Arktos: a path with /tenants/<name>/ means that tenant, one without
 means tenant system, a list without both means all tenants; a pod or service of a tenant that does not exist is refused; a new Node
-gets the not-ready taint. There is no watch: the stand-ins list every few tenths of a second.
+gets the not-ready taint. There is no watch: the stand-ins list every few tenths of a second. With a serving certificate it answers
+on its secure port, too: /healthz to everybody, the rest to clients with a certificate of the client CA. A file that a flag names
+and that is missing ends it, as in life.
 """
 
 from __future__ import annotations
@@ -12,13 +14,30 @@ import http.client
 import ipaddress
 import json
 import re
+import ssl
 import threading
 import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from client import fatal, log
+
+FILES = (
+    "tls-cert-file",
+    "tls-private-key-file",
+    "client-ca-file",
+    "service-account-key-file",
+    "requestheader-client-ca-file",
+    "proxy-client-cert-file",
+    "proxy-client-key-file",
+    "kubelet-client-certificate",
+    "kubelet-client-key",
+)
+"""Flags that name files."""
+RETRY_S = 0.3
 NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 COLLECTIONS = {
     "nodes": "Node",
@@ -111,6 +130,16 @@ class Store:
         """Where the objects of a kind are: of a namespace, of a tenant (namespace None), or of all tenants (tenant None)."""
         parts = [] if kind in ("nodes", "tenants") else [part for part in (tenant, namespace) if part]
         return "/".join(["/registry", kind, *parts, ""])
+
+    def allocate(self) -> None:
+        """What an API server writes before it serves, once etcd answers: from then on a partition lives in this etcd."""
+        while True:
+            try:
+                self.etcd.put("/registry/ranges/serviceips", {"range": self._service_cidr or ""}, 0)
+                return
+            except OSError as error:
+                log("E", error)
+                time.sleep(RETRY_S)
 
     def known_tenant(self, tenant: str) -> bool:
         """Whether the tenant exists; system always does."""
@@ -213,6 +242,8 @@ class Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if url.path in ("/healthz", "/readyz", "/livez"):
             return (200, "ok") if self.store.etcd.health() else (500, "etcd is not healthy")
+        if isinstance(self.connection, ssl.SSLSocket) and not self.connection.getpeercert():
+            return 401, _status(401, "Unauthorized")
         found = PATH.match(url.path)
         if not found:
             return 404, _status(404, f"no {url.path}")
@@ -261,8 +292,24 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
 
 
+def _serve_securely(flags: dict[str, str]) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(flags["tls-cert-file"], flags["tls-private-key-file"])
+    context.load_verify_locations(flags["client-ca-file"])
+    context.verify_mode = ssl.CERT_OPTIONAL
+    server = Server((flags.get("bind-address", "127.0.0.1"), int(flags.get("secure-port", "6443"))), Handler)
+    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)  # each in its own thread
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
 def main(flags: dict[str, str]) -> None:
     """Serve until killed."""
+    for flag in FILES:
+        if flag in flags and not Path(flags[flag]).is_file():
+            fatal(f"--{flag}: {flags[flag]} is missing")
     Handler.store = Store(Etcd(flags["etcd-servers"]), flags.get("service-cluster-ip-range"))
+    threading.Thread(target=Handler.store.allocate, daemon=True).start()
     address = flags.get("insecure-bind-address", "127.0.0.1")
+    if "tls-cert-file" in flags:
+        _serve_securely(flags)
     Server((address, int(flags.get("insecure-port", "8080"))), Handler).serve_forever()

@@ -1,4 +1,4 @@
-"""The stand-ins of a control plane: kube-controller-manager of RP and TP, kube-scheduler of TP.
+"""The stand-ins of a control plane: kube-controller-manager of RP and TP, kube-scheduler and arktos-network-controller of TP.
 
 Each reads its list of peers once, at its start. A missing tenant file ends an RP's controller-manager; a missing file of a
 resource provider is only a warning, after which the TP's processes see their own cluster alone: as in life.
@@ -73,6 +73,8 @@ class RpControllerManager:
 
 
 class _WithResourceProviders:
+    name = "Controller manager"
+
     def __init__(self, flags: dict[str, str]) -> None:
         self._own = Api(server_of(flags["kubeconfig"]))
         self._providers: list[Api] = []
@@ -84,7 +86,7 @@ class _WithResourceProviders:
         if not self._providers:
             log("W no resource provider; using the local cluster")
             self._providers = [self._own]
-        log(f"started with resource provider number={len(self._providers)}")
+        log(f"{self.name} started with resource provider number={len(self._providers)}")
 
     def _nodes(self) -> list[dict[str, Any]]:
         found = []
@@ -144,6 +146,8 @@ class TpControllerManager(_WithResourceProviders):
 class Scheduler(_WithResourceProviders):
     """Binds pending pods to Ready, untainted nodes of all RPs."""
 
+    name = "Scheduler"
+
     def run(self) -> None:
         """Until killed."""
         forever(self._round)
@@ -167,6 +171,24 @@ class Scheduler(_WithResourceProviders):
             self._own.call("POST", _path("pods", pod) + "/binding", {"target": {"name": node}})
 
 
+class NetworkController:
+    """Of each tenant's network it does nothing here but ask for its API server; a missing kubeconfig ends it."""
+
+    def __init__(self, flags: dict[str, str]) -> None:
+        try:
+            self._own = Api(server_of(flags["kubeconfig"]))
+        except OSError as error:
+            fatal(f"kubeconfig: {error}")
+        log("network controller with salt", flags.get("resource-name-salt", ""))
+
+    def run(self) -> None:
+        """Until killed."""
+        forever(self._round)
+
+    def _round(self) -> None:
+        self._own.items("/api/v1/tenants")
+
+
 def _path(kind: str, item: dict[str, Any]) -> str:
     meta = item["metadata"]
     tenant, namespace = meta.get("tenant", "system"), meta.get("namespace", "default")
@@ -174,9 +196,11 @@ def _path(kind: str, item: dict[str, Any]) -> str:
 
 
 def main(process: str, argv: list[str]) -> None:
-    """Run kube-scheduler or kube-controller-manager; a controller-manager with --cluster-cidr is an RP's."""
+    """Run arktos-network-controller, kube-scheduler or kube-controller-manager; a controller-manager with --cluster-cidr is an RP's."""
     flags = parse_flags(argv)
-    if process == "kube-scheduler":
+    if process == "arktos-network-controller":
+        NetworkController(flags).run()
+    elif process == "kube-scheduler":
         Scheduler(flags).run()
     elif "cluster-cidr" in flags:
         RpControllerManager(flags).run()

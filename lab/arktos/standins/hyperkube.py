@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-PROCESSES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "flanneld")
+PROCESSES = (
+    "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "flanneld", "arktos-network-controller",
+)  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
@@ -18,7 +20,7 @@ def main(argv: list[str]) -> None:
         from client import parse_flags
 
         api_server.main(parse_flags(flags))
-    elif process in ("kube-controller-manager", "kube-scheduler"):
+    elif process in ("kube-controller-manager", "kube-scheduler", "arktos-network-controller"):
         import control
 
         control.main(process, flags)

@@ -80,7 +80,10 @@ def unreachable(source: str, cidr: str) -> str | None:
 
 
 class Kubelet:
-    """Registers the Node, renews its lease, runs the pods of all TPs in its list. Reads the list once, at its start."""
+    """Registers the Node, renews its lease, runs the pods of all TPs in its list. Reads the list once, at its start.
+
+    Without a list it is a TP's own: it speaks to its one API server alone.
+    """
 
     def __init__(self, flags: dict[str, str]) -> None:
         self.name = flags["hostname-override"]
@@ -88,7 +91,7 @@ class Kubelet:
         tenants = [t for t in flags.get("tenant-server-kubeconfig", "").split(",") if t]
         try:
             self._own = Api(server_of(flags["kubeconfig"]))
-            self._tenants = [Api(server_of(t)) for t in tenants]
+            self._tenants = [Api(server_of(t)) for t in tenants] or [Api(server_of(flags["kubeconfig"]))]
         except OSError as error:
             fatal(f"kubeconfig: {error}")
         if flags.get("client-ca-file") and not Path(flags["client-ca-file"]).is_file():
@@ -280,12 +283,16 @@ class Flanneld:
 
 
 class KubeProxy:
-    """ClusterIPs of all TPs, balanced over their pods. A node's curl learns of them as its kernel would by iptables."""
+    """ClusterIPs of all TPs in its list, without one of its own, balanced over their pods.
+
+    A node's curl learns of them as its kernel would by iptables.
+    """
 
     def __init__(self, flags: dict[str, str]) -> None:
         config = json.loads(Path(flags["config"]).read_text())
         try:
-            self._tenants = [Api(server_of(f)) for f in config["tenantPartitionKubeConfig"].split(",") if f]
+            peers = config.get("tenantPartitionKubeConfig") or config["clientConnection"]["kubeconfig"]
+            self._tenants = [Api(server_of(f)) for f in peers.split(",")]
         except OSError as error:
             fatal(f"kubeconfig: {error}")
         self._listeners: dict[tuple[str, int], int] = {}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from autojoin.config import Settings
-from autojoin.observability import PowertoolsTelemetry
 
 if TYPE_CHECKING:
     from autojoin import ports as wanted
+    from autojoin.observability import PowertoolsTelemetry
+
+gc.disable()
+"""What is loaded stays, so to look for garbage among it is time lost; on again once the first invocation has ended (entrypoint)."""
 
 
 class AwsPorts:
@@ -22,7 +26,9 @@ class AwsPorts:
     @cached_property
     def telemetry(self) -> PowertoolsTelemetry:
         """Logs and metrics."""
-        return PowertoolsTelemetry(self.settings.boundary)
+        from autojoin.observability import PowertoolsTelemetry
+
+        return PowertoolsTelemetry(self.settings.get("boundary", "unknown"))
 
     @cached_property
     def clock(self) -> wanted.Clock:
@@ -50,12 +56,12 @@ class AwsPorts:
         """Run Command."""
         from autojoin.adapters.ssm import SsmCommands
 
-        return SsmCommands(_client("ssm"), self.settings.required("document_prefix"), self.settings.command_log_group)
+        return SsmCommands(_client("ssm"), self.settings.required("document_prefix"), self.settings.get("command_log_group"))
 
     @cached_property
     def configuration(self) -> wanted.Configuration:
         """Parameter Store."""
-        from autojoin.adapters.ssm import SsmConfiguration
+        from autojoin.adapters.parameters import SsmConfiguration
 
         return SsmConfiguration(_client("ssm"))
 
@@ -67,11 +73,48 @@ class AwsPorts:
         return DynamoDbRegistry(_client("dynamodb"), self.settings.required("table_name"), self.clock.now_ms)
 
     @cached_property
+    def markers(self) -> wanted.Markers:
+        """The table: foundings."""
+        from autojoin.adapters.dynamodb import DynamoDbMarkers
+
+        return DynamoDbMarkers(_client("dynamodb"), self.settings.required("table_name"))
+
+    @cached_property
+    def witness(self) -> wanted.Witness:
+        """Parameter Store: foundings."""
+        from autojoin.adapters.parameters import SsmWitness
+
+        return SsmWitness(_client("ssm"))
+
+    @cached_property
+    def etcd(self) -> wanted.Etcd:
+        """etcd on nodes."""
+        from autojoin.adapters.etcd import EtcdGateway
+
+        return EtcdGateway()
+
+    @cached_property
+    def names(self) -> wanted.Names:
+        """Route 53."""
+        from autojoin.adapters.route53 import Route53Names
+
+        return Route53Names(_client("route53"))
+
+    @cached_property
+    def targets(self) -> wanted.Targets:
+        """Elastic Load Balancing."""
+        from autojoin.adapters.elbv2 import ElbV2Targets
+
+        return ElbV2Targets(_client("elbv2"))
+
+    @cached_property
     def machines(self) -> wanted.Machines:
         """Step Functions."""
         from autojoin.adapters.stepfunctions import StepFunctionsMachines
 
-        return StepFunctionsMachines(_client("stepfunctions"), self.settings.join_machine_arn, self.settings.leave_machine_arn)
+        return StepFunctionsMachines(
+            _client("stepfunctions"), self.settings.get("join_machine_arn"), self.settings.get("leave_machine_arn")
+        )
 
     @cached_property
     def callbacks(self) -> wanted.Callbacks:
@@ -91,4 +134,4 @@ def _client(service: str) -> Any:
 @cache
 def ports() -> AwsPorts:
     """This function's ports, made once per process from its environment."""
-    return AwsPorts(Settings.from_environment(os.environ))
+    return AwsPorts(Settings(os.environ))

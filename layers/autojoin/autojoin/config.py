@@ -1,43 +1,39 @@
-"""A function's environment as a validated model. Read in one place, the composition root."""
+"""A function's environment. Read in one place, the composition root."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from autojoin.errors import InvalidInput
-from autojoin.events.problems import problems_of
+
+VARIABLES: dict[str, str] = {
+    "boundary": "AUTOJOIN_BOUNDARY",
+    "table_name": "AUTOJOIN_TABLE",
+    "document_prefix": "AUTOJOIN_DOCUMENT_PREFIX",
+    "join_machine_arn": "AUTOJOIN_JOIN_MACHINE_ARN",
+    "leave_machine_arn": "AUTOJOIN_LEAVE_MACHINE_ARN",
+    "command_log_group": "AUTOJOIN_COMMAND_LOG_GROUP",
+}
+"""Settings and their environment variables. A function has only those that its boundary needs."""
 
 
-class Settings(BaseModel):
-    """Environment variables of our functions. A function has only those that its boundary needs."""
+class Settings:
+    """The settings in an environment."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
 
-    boundary: str = Field("unknown", alias="AUTOJOIN_BOUNDARY")
-    table_name: str = Field("", alias="AUTOJOIN_TABLE")
-    document_prefix: str = Field("", alias="AUTOJOIN_DOCUMENT_PREFIX")
-    join_machine_arn: str = Field("", alias="AUTOJOIN_JOIN_MACHINE_ARN")
-    leave_machine_arn: str = Field("", alias="AUTOJOIN_LEAVE_MACHINE_ARN")
-    command_log_group: str = Field("", alias="AUTOJOIN_COMMAND_LOG_GROUP")
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """The settings in these variables. Raises InvalidInput naming a variable that does not fit."""
-        try:
-            return cls.model_validate(dict(environment))
-        except ValidationError as error:
-            raise InvalidInput(problems_of(error), "the variables of template.yaml", "deploy the template again") from None
+    def get(self, name: str, default: str = "") -> str:
+        """The setting of that name."""
+        return self._environment.get(VARIABLES[name]) or default
 
     def required(self, name: str) -> str:
         """The setting of that name. Raises InvalidInput if the function was deployed without it."""
-        value = getattr(self, name)
+        value = self.get(name)
         if not value:
-            variable = type(self).model_fields[name].alias
             raise InvalidInput(
-                f"function {self.boundary} has no environment variable {variable}",
+                f"function {self.get('boundary', 'unknown')} has no environment variable {VARIABLES[name]}",
                 "the variables of template.yaml",
                 "deploy the template again",
             )
-        return str(value)
+        return value

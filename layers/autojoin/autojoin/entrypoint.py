@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from autojoin import errors
-from autojoin.ports import Ports, Telemetry
 from autojoin.use_cases.parse import parse
 
+if TYPE_CHECKING:
+    from autojoin.ports import Ports
+
 UseCase = Callable[[Any, Any], BaseModel]
-
-
-class FunctionTelemetry(Telemetry, Protocol):
-    """Telemetry that begins anew with each invocation."""
-
-    def begin(self, keys: dict[str, Any], correlation_id: str | None) -> None:
-        """Forget the keys of the last invocation and set these."""
-
-
-class FunctionPorts(Ports, Protocol):
-    """Ports of a function."""
-
-    @property
-    def telemetry(self) -> FunctionTelemetry: ...
 
 
 class Handler:
     """A Lambda handler. `operations` are the models that it takes and the use case of each."""
 
-    def __init__(self, operations: Mapping[type[BaseModel], UseCase], ports: Callable[[], FunctionPorts]) -> None:
+    def __init__(self, operations: Mapping[type[BaseModel], UseCase], ports: Callable[[], Ports]) -> None:
         self.operations = operations
         self._ports = ports
         self._models = {getattr(model, "detail_type_name", model.__name__): model for model in operations}
@@ -49,10 +38,12 @@ class Handler:
         except errors.AutojoinError as error:
             ports.telemetry.warning(str(error), error=type(error).__name__)
             raise
+        finally:
+            gc.enable()  # off while functions load: bootstrap
         return result.model_dump(mode="json")
 
 
-def handler_for(operations: Mapping[type[BaseModel], UseCase], ports: Callable[[], FunctionPorts]) -> Handler:
+def handler_for(operations: Mapping[type[BaseModel], UseCase], ports: Callable[[], Ports]) -> Handler:
     """A Lambda handler for these operations.
 
     An event's `operation` (from our machines) or `detail-type` (from EventBridge) names its model; `ports` is asked once per

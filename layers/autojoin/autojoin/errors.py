@@ -135,6 +135,42 @@ class NoMasterOnline(AutojoinError):
     """No master of the partition has an online SSM agent."""
 
 
+class PartitionNotAdopted(AutojoinError):
+    """A running instance carries the partition's tags but nobody recorded it: founding beside it could be a second cluster."""
+
+
+class PartitionClaimed(AutojoinError):
+    """Another living instance claimed the founding of the partition."""
+
+
+class ReplicasNotSupported(AutojoinError):
+    """The partition has its one member; this version adds no second one."""
+
+
+class ZoneNotConfigured(AutojoinError):
+    """The cluster's configuration does not name the hosted zone that the API servers' names go to."""
+
+
+class TargetGroupUnusable(AutojoinError):
+    """A declared target group does not exist, or its targets are neither instances nor addresses."""
+
+
+class StartEtcdTimedOut(AutojoinError):
+    """The script that starts etcd did not end in time."""
+
+
+class EtcdNeverHealthy(AutojoinError):
+    """The node's etcd did not answer as the one member of its cluster in time."""
+
+
+class StartApiTimedOut(AutojoinError):
+    """The script that starts the API server did not end in time."""
+
+
+class TargetsNeverHealthy(AutojoinError):
+    """A target of the node did not become healthy in time."""
+
+
 class JoinTimedOut(AutojoinError):
     """The join script did not end in time."""
 
@@ -190,6 +226,10 @@ class UnitFailed(AutojoinError):
     """A systemd unit of ours does not stay up."""
 
 
+class PortInUse(AutojoinError):
+    """A port of etcd or the API server is taken by a process that is not ours."""
+
+
 class NodeNotReady(AutojoinError):
     """The Node is not Ready, keeps its not-ready taint, or has no pod CIDR of its partition."""
 
@@ -206,6 +246,26 @@ class NodeRefused(AutojoinError):
     """The Node object is not the one that we recorded; it was left alone."""
 
 
+class EtcdDataForeign(AutojoinError):
+    """The node holds etcd data of another cluster; nothing was deleted."""
+
+
+class QuorumLost(AutojoinError):
+    """A formed partition has no living copy of its data where it should be: never founded again, restore it."""
+
+
+class SecretMissing(AutojoinError):
+    """The partition's Kubernetes keys are not in Secrets Manager although its etcd has objects, or may not be read."""
+
+
+class ClusterIdMismatch(AutojoinError):
+    """etcd answers with another cluster id than the partition's."""
+
+
+class PeersNotSeen(AutojoinError):
+    """A TP's scheduler works with fewer resource partitions than are declared and healthy."""
+
+
 BY_EXIT_CODE: dict[int, type[AutojoinError]] = {
     10: InvalidParameter,
     11: BinariesMissing,
@@ -214,9 +274,15 @@ BY_EXIT_CODE: dict[int, type[AutojoinError]] = {
     14: ApiUnreachable,
     15: Busy,
     16: UnitFailed,
+    17: PortInUse,
     20: NodeNotReady,
     21: RoutesMissing,
     22: CanaryFailed,
     23: NodeRefused,
+    24: EtcdDataForeign,
+    25: QuorumLost,
+    26: SecretMissing,
+    27: ClusterIdMismatch,
+    28: PeersNotSeen,
 }
 SEND_AGAIN: tuple[type[AutojoinError], ...] = (ApiUnreachable, Busy)

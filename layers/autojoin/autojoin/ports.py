@@ -7,12 +7,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from autojoin.domain.founding import Marker
 from autojoin.domain.intents import Intent as Intent
 from autojoin.domain.lifecycle import HeldHook, Hook
+from autojoin.domain.naming import Record, Target
 from autojoin.domain.partitions import Topology
 from autojoin.domain.scripts import Invocation
+from autojoin.records import (
+    Agent as Agent,
+)
+from autojoin.records import (
+    EtcdView as EtcdView,
+)
+from autojoin.records import (
+    ExecutionState as ExecutionState,
+)
+from autojoin.records import (
+    Instance as Instance,
+)
+from autojoin.records import (
+    Lease as Lease,
+)
+from autojoin.records import (
+    Member as Member,
+)
+from autojoin.records import (
+    Membership as Membership,
+)
+from autojoin.records import (
+    NodeRecord as NodeRecord,
+)
+from autojoin.records import (
+    Pin as Pin,
+)
+from autojoin.records import (
+    TargetGroup as TargetGroup,
+)
 
 
 class Clock(Protocol):
@@ -23,18 +55,6 @@ class Clock(Protocol):
 
     def sleep(self, seconds: float) -> None:
         """Wait that long."""
-
-
-@dataclass(frozen=True)
-class Instance:
-    """An EC2 instance. `state` is EC2's: pending, running, shutting-down, terminated, stopping, stopped."""
-
-    instance_id: str
-    state: str
-    address: str | None
-    subnet_id: str | None
-    tags: Mapping[str, str]
-    launched_ms: int
 
 
 class Instances(Protocol):
@@ -53,14 +73,6 @@ class Instances(Protocol):
         """Let the instance send and receive for other addresses than its own. Safe to repeat. Raises InstanceGone."""
 
 
-@dataclass(frozen=True)
-class Membership:
-    """An instance's place in an Auto Scaling group. `lifecycle_state` may be one that we do not know."""
-
-    group: str
-    lifecycle_state: str
-
-
 class Groups(Protocol):
     """EC2 Auto Scaling."""
 
@@ -73,28 +85,14 @@ class Groups(Protocol):
     def hooks(self, group: str) -> tuple[Hook, ...]:
         """The group's lifecycle hooks."""
 
+    def target_groups(self, group: str) -> frozenset[str]:
+        """ARNs of the target groups that Auto Scaling itself manages for the group."""
+
     def heartbeat(self, hook: HeldHook, instance_id: str) -> None:
         """Restart the hook's timer. Raises HookOver if the action has ended."""
 
     def complete(self, hook: HeldHook, instance_id: str, result: str) -> None:
         """Complete the action with CONTINUE or ABANDON. Raises HookOver if it has ended."""
-
-
-@dataclass(frozen=True)
-class Agent:
-    """An SSM agent as Systems Manager sees it. `ping` is Online, ConnectionLost or Inactive."""
-
-    instance_id: str
-    ping: str
-    version: str
-
-
-@dataclass(frozen=True)
-class Pin:
-    """One version of a document. Hash is SHA-256, as Systems Manager gives it."""
-
-    version: str
-    sha256: str
 
 
 class Commands(Protocol):
@@ -127,30 +125,6 @@ class Configuration(Protocol):
 
     def topology(self, cluster: str) -> Topology | None:
         """The cluster's zone and partitions; None if nothing is declared. Raises ConfigurationInvalid."""
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A node's lease: who may change things for it. `tombstone_ms` is set once a leave began."""
-
-    owner: str | None
-    fence: int
-    tombstone_ms: int | None
-
-
-@dataclass(frozen=True)
-class NodeRecord:
-    """What we know of a node. `joined_ms` None: it never joined; `joined_by` is the execution of its last join."""
-
-    instance_id: str
-    cluster: str
-    partition: str
-    role: str
-    group: str | None
-    address: str | None
-    node_uid: str | None = None
-    joined_ms: int | None = None
-    joined_by: str | None = None
 
 
 class Registry(Protocol):
@@ -190,12 +164,57 @@ class Registry(Protocol):
         """Leave the command's terminal status; return the task token that waits for it, if one does."""
 
 
-@dataclass(frozen=True)
-class ExecutionState:
-    """How an execution stands. `stopped_ms` None while it runs."""
+class Markers(Protocol):
+    """The table: the marker of each partition."""
 
-    status: str
-    stopped_ms: int | None
+    def get(self, cluster: str, partition: str) -> Marker | None:
+        """The marker as it is, read consistently; None if there is none."""
+
+    def put(self, marker: Marker, instead_of: Marker | None) -> bool:
+        """Write the marker if what stands is exactly `instead_of` (None: nothing); False if it is something else."""
+
+
+class Witness(Protocol):
+    """Parameter Store: what was decided, each decision written once and never changed."""
+
+    def read(self, cluster: str, partition: str) -> tuple[Marker, ...]:
+        """Every decision about the partition."""
+
+    def write(self, marker: Marker) -> Marker:
+        """Write the decision unless one of its epoch and state stands; returns the one that stands."""
+
+
+class Etcd(Protocol):
+    """etcd's API on a node."""
+
+    def view(self, address: str) -> EtcdView | None:
+        """Status and members, or None if it does not answer, or not healthily."""
+
+
+class Names(Protocol):
+    """Route 53."""
+
+    def put(self, record: Record) -> None:
+        """Make or change the instance's record set. Safe to repeat. Raises ZoneNotConfigured if there is no such zone."""
+
+    def delete(self, record: Record) -> bool:
+        """Delete exactly this record set; False if it is not there, or another one."""
+
+
+class Targets(Protocol):
+    """Elastic Load Balancing."""
+
+    def groups(self, arns: Iterable[str]) -> Mapping[str, TargetGroup]:
+        """Those of the target groups that exist, by ARN."""
+
+    def register(self, target: Target) -> None:
+        """Register the target. Safe to repeat."""
+
+    def deregister(self, target: Target) -> None:
+        """Deregister the target. Safe to repeat, and for a group that is gone."""
+
+    def health(self, target: Target) -> tuple[str, str]:
+        """State and reason code: healthy, initial, unhealthy, unused, draining, unavailable."""
 
 
 class Machines(Protocol):
@@ -224,6 +243,9 @@ class Callbacks(Protocol):
 class Telemetry(Protocol):
     """Logs and metrics. Never a task token, a secret or a whole event."""
 
+    def begin(self, keys: dict[str, Any], correlation_id: str | None) -> None:
+        """Forget the keys of the last invocation and set these."""
+
     def info(self, message: str, **fields: object) -> None:
         """Log a line."""
 
@@ -232,6 +254,92 @@ class Telemetry(Protocol):
 
     def count(self, metric: str, **dimensions: str) -> None:
         """Count one event of a low-cardinality metric."""
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """An instance of a group, as the group lists it. `is_protected`: from being scaled in."""
+
+    instance_id: str
+    lifecycle_state: str
+    is_protected: bool
+
+
+@dataclass(frozen=True)
+class GroupTag:
+    """The value of a group's tag, and whether its new instances get it too."""
+
+    value: str
+    propagates: bool
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """A group as an operator sees it. `has_profile`: of its launch template; None where the group has no launch template."""
+
+    name: str
+    max_size: int
+    protects_new: bool
+    subnet_ids: tuple[str, ...]
+    tags: Mapping[str, GroupTag]
+    members: tuple[GroupMember, ...]
+    has_profile: bool | None
+
+
+@dataclass(frozen=True)
+class Zone:
+    """A hosted zone: its name without the last dot, and its SOA record."""
+
+    zone_id: str
+    name: str
+    soa: str
+    soa_ttl_s: int
+
+
+@dataclass(frozen=True)
+class AddressSet:
+    """One A record set of a name. `identifier` None: a simple one, which stands alone. An alias has what it leads to as its address."""
+
+    identifier: str | None
+    ttl_s: int
+    addresses: tuple[str, ...]
+
+
+class Operator(Protocol):
+    """What only the operator's command does, with the operator's own credentials. Each write is safe to repeat."""
+
+    def group(self, name: str) -> GroupView | None:
+        """The Auto Scaling group, or None if there is no such one."""
+
+    def tag_group(self, group: str, tags: Mapping[str, str]) -> None:
+        """Set these tags on the group, propagated at launch."""
+
+    def put_launch_hook(self, group: str, name: str, heartbeat_timeout_s: int, metadata: str) -> None:
+        """Make the launch hook; an instance that it gives up is abandoned."""
+
+    def tag_instance(self, instance_id: str, tags: Mapping[str, str]) -> None:
+        """Set these tags on the instance."""
+
+    def parameter(self, name: str) -> str | None:
+        """The parameter's value, or None if there is no such one."""
+
+    def put_parameter(self, name: str, value: str, *, replace: bool) -> bool:
+        """Write the parameter; False if it exists and is not to be replaced."""
+
+    def has_secret(self, name: str) -> bool:
+        """Whether the secret exists and is not being deleted. Its value is never read."""
+
+    def zone(self, zone_id: str) -> Zone | None:
+        """The hosted zone, or None if there is no such one."""
+
+    def put_soa(self, zone: Zone, soa: str) -> None:
+        """Give the zone's SOA record this value, its TTL unchanged."""
+
+    def address_sets(self, zone_id: str, name: str) -> tuple[AddressSet, ...]:
+        """The A record sets of the name."""
+
+    def put_name(self, record: Record, instead_of: AddressSet | None) -> None:
+        """Make the instance's record set, in one change with the removal of the simple one that stood there."""
 
 
 class Ports(Protocol):
@@ -250,8 +358,25 @@ class Ports(Protocol):
     @property
     def registry(self) -> Registry: ...
     @property
+    def markers(self) -> Markers: ...
+    @property
+    def witness(self) -> Witness: ...
+    @property
+    def etcd(self) -> Etcd: ...
+    @property
+    def names(self) -> Names: ...
+    @property
+    def targets(self) -> Targets: ...
+    @property
     def machines(self) -> Machines: ...
     @property
     def callbacks(self) -> Callbacks: ...
     @property
     def telemetry(self) -> Telemetry: ...
+
+
+class OperatorPorts(Ports, Protocol):
+    """Ports of the operator's command."""
+
+    @property
+    def operator(self) -> Operator: ...

@@ -352,6 +352,50 @@ def test_a_missing_resource_provider_file_is_only_a_warning(bench: Bench) -> Non
     assert active
 
 
+def test_an_api_server_ends_when_a_file_that_a_flag_names_is_missing(bench: Bench, node: Node) -> None:
+    done = node.run(
+        [node.root / "opt/arktos/bin/hyperkube", "kube-apiserver", f"--etcd-servers=http://{node.address}:2379",
+         f"--client-ca-file={node.root}/etc/arktos/pki/client-ca.crt"]
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    assert "client-ca.crt is missing" in done.stdout
+
+
+def test_an_api_server_without_etcd_answers_and_says_that_it_is_not_healthy(bench: Bench, node: Node) -> None:
+    unit(
+        node, "lone-api", f"{node.root}/opt/arktos/bin/hyperkube kube-apiserver --etcd-servers=http://{node.address}:2379"
+        f" --insecure-bind-address={node.address}",
+    )  # fmt: skip
+
+    code = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", f"http://{node.address}:8080/healthz"]
+    bench.until(lambda: node.run(code).stdout == "500", "the API server to answer")
+
+
+def test_a_kubelet_without_tenant_partitions_registers_in_its_own_partition(bench: Bench, node: Node) -> None:
+    config = node.root / "etc/arktos"
+    config.mkdir(parents=True)
+    (config / "tp1.kubeconfig").write_text(masters.kubeconfig("tp1", ZONE))
+    kubelet = f"--hostname-override={node.instance_id} --kubeconfig={config}/tp1.kubeconfig"
+
+    unit(node, "kubelet", f"{node.root}/opt/arktos/bin/hyperkube kubelet {kubelet}")
+    unit(
+        node,
+        "network",
+        f"{node.root}/opt/arktos/bin/arktos-network-controller --kubeconfig={config}/tp1.kubeconfig --resource-name-salt=tp1",
+    )
+    bench.until(lambda: bench.get("tp1", f"/api/v1/nodes/{node.instance_id}"), "the Node in its own partition")
+    bench.until(lambda: "salt tp1" in node.log("network"), "the network controller")
+    node.systemctl("stop kubelet")
+    bench.api("tp1", "DELETE", f"/api/v1/nodes/{node.instance_id}")
+
+    assert bench.get("rp1", f"/api/v1/nodes/{node.instance_id}") is None
+
+
+def test_a_scheduler_says_how_many_resource_partitions_it_sees(bench: Bench) -> None:
+    assert "Scheduler started with resource provider number=1\n" in bench.master("tp1").log("arktos-kube-scheduler")
+
+
 def test_a_range_that_comes_back_behind_another_node_keeps_its_route(bench: Bench) -> None:
     """A Node is replaced, range and all, between two looks of flanneld."""
     master = bench.master("rp1")

@@ -117,7 +117,7 @@ ARGUMENTS = ("Arguments", "Payload", "run")
         (broken("Complete", "Next", value="HandOver"), "Complete: after it HandOver can still be reached"),
         # rule 6
         (broken("AgentDeadline", "Choices", 0, "Next", value="Complete"), "Join: comes after AwaitAgent in the plan"),
-        (broken("JoinDeadline", "Default", value="AwaitAgent"), "AwaitAgent: comes before Join in the plan, but after it"),
+        (broken("JoinDeadline", "Choices", 0, "Next", value="AwaitAgent"), "AwaitAgent: comes before Join in the plan, but after it"),
         # rule 8
         (broken("Admit", *ARGUMENTS, value="{% $uppercase($run) %}"), "calls $uppercase"),
         (broken("Admit", *ARGUMENTS, value="{% $run.a & 'x' %}"), "uses the operator &"),

@@ -89,6 +89,105 @@ class TestParameters:
 
         assert outcome(lambda: ssm.get_parameters(Names=["/a/1", "/b/1"])) == "denied"
 
+    @pytest.mark.parametrize(("overwrite", "expected"), [(False, "allowed"), (True, "denied"), (None, "denied")])
+    def test_writing_is_decided_by_the_parameters_arn_and_whether_it_may_overwrite(
+        self, region: Region, as_role: Callable[..., Any], overwrite: bool | None, expected: str
+    ) -> None:
+        once = {"StringEquals": {"ssm:Overwrite": "false"}}
+        statement = {"Action": "ssm:PutParameter", "Resource": arn(region, "ssm", "parameter/autojoin/*/witness/*"), "Condition": once}
+        ssm = as_role("ssm", statement)
+        said = {} if overwrite is None else {"Overwrite": overwrite}
+
+        def put(name: str) -> str:
+            return outcome(lambda: ssm.put_parameter(Name=name, Type="String", Value="x", **said))
+
+        assert put(f"/autojoin/demo/witness/tp1/{next(_serial)}") == expected
+        assert put("/autojoin/demo/cluster") == "denied"
+
+    def test_a_parameter_with_tags_also_needs_to_be_tagged(self, region: Region, as_role: Callable[..., Any]) -> None:
+        resource = arn(region, "ssm", "parameter/tagged/*")
+        put = {"Type": "String", "Value": "x", "Tags": [{"Key": "a", "Value": "b"}]}
+        narrow = as_role("ssm", {"Action": "ssm:PutParameter", "Resource": resource})
+        wide = as_role("ssm", {"Action": ["ssm:PutParameter", "ssm:AddTagsToResource"], "Resource": resource})
+
+        assert outcome(lambda: narrow.put_parameter(Name="/tagged/1", **put)) == "denied"
+        assert outcome(lambda: wide.put_parameter(Name="/tagged/2", **put)) == "allowed"
+
+
+class TestSecrets:
+    """A secret's name is its path; its ARN ends in six characters of its own."""
+
+    def statement(self, region: Region, *actions: str, resource: str = "autojoin/*", **more: Any) -> Statement:
+        named = [f"secretsmanager:{action}" for action in actions]
+        return {"Action": named, "Resource": arn(region, "secretsmanager", f"secret:{resource}"), **more}
+
+    @pytest.mark.parametrize(
+        ("resource", "allowed_name", "expected"),
+        [
+            ("autojoin/demo/{}-*", "autojoin/demo/*", "allowed"),
+            ("autojoin/demo/{}-??????", "autojoin/demo/*", "allowed"),
+            ("autojoin/demo/{}", "autojoin/demo/*", "denied"),
+            ("other/*", "autojoin/demo/*", "denied"),
+            ("autojoin/demo/{}-*", "autojoin/other/*", "denied"),
+        ],
+    )
+    def test_creation_is_decided_by_the_arn_to_come_and_by_the_name(
+        self, region: Region, as_role: Callable[..., Any], resource: str, allowed_name: str, expected: str
+    ) -> None:
+        name = f"tp{next(_serial)}"
+        condition = {"StringLike": {"secretsmanager:Name": allowed_name}}
+        client = as_role("secretsmanager", self.statement(region, "CreateSecret", resource=resource.format(name), Condition=condition))
+
+        assert outcome(lambda: client.create_secret(Name=f"autojoin/demo/{name}", SecretString="x")) == expected
+
+    @pytest.mark.parametrize("may_tag", [True, False])
+    def test_a_secret_with_tags_also_needs_to_be_tagged(self, region: Region, as_role: Callable[..., Any], may_tag: bool) -> None:
+        statement = self.statement(region, "CreateSecret", *(["TagResource"] if may_tag else []))
+        client = as_role("secretsmanager", statement)
+        tags = [{"Key": "autojoin:cluster", "Value": "demo"}]
+
+        made = outcome(lambda: client.create_secret(Name=f"autojoin/{next(_serial)}", SecretString="x", Tags=tags))
+
+        assert made == ("allowed" if may_tag else "denied")
+
+    def test_a_secret_is_made_once_and_read_by_its_name_or_tag(self, region: Region, as_role: Callable[..., Any]) -> None:
+        name, tags = f"autojoin/{next(_serial)}", [{"Key": "autojoin:cluster", "Value": "demo"}]
+        client = as_role("secretsmanager", self.statement(region, "CreateSecret", "GetSecretValue", "TagResource"))
+        by_tag, by_other_tag = (
+            as_role(
+                "secretsmanager",
+                {
+                    "Action": "secretsmanager:GetSecretValue", "Resource": "*",
+                    "Condition": {"StringEquals": {"aws:ResourceTag/autojoin:cluster": value}},
+                },
+            )
+            for value in ("demo", "other")
+        )  # fmt: skip
+
+        client.create_secret(Name=name, SecretString="x", Tags=tags)
+        with pytest.raises(client.exceptions.ResourceExistsException):
+            client.create_secret(Name=name, SecretString="y", Tags=tags)
+
+        assert client.get_secret_value(SecretId=name)["SecretString"] == "x"
+        assert outcome(lambda: by_tag.get_secret_value(SecretId=name)) == "allowed"
+        assert outcome(lambda: by_other_tag.get_secret_value(SecretId=name)) == "denied"
+        calls = [one for one in region.journal.entries("api_call") if one["service"] == "secretsmanager"]
+        assert {"Name": name} in [one["detail"] for one in calls]
+        assert {"SecretId": name} in [one["detail"] for one in calls]
+        assert not [one for one in calls if "SecretString" in str(one["detail"])]
+
+    def test_a_secret_that_is_not_there_has_no_arn_but_the_one_that_the_caller_gives(
+        self, region: Region, as_role: Callable[..., Any]
+    ) -> None:
+        client = as_role("secretsmanager", self.statement(region, "GetSecretValue"))
+        everything = as_role("secretsmanager", {"Action": "secretsmanager:GetSecretValue", "Resource": "*"})
+        whole = arn(region, "secretsmanager", "secret:autojoin/nobody")
+
+        assert outcome(lambda: client.get_secret_value(SecretId="autojoin/nobody")) == "denied"
+        for reader, asked in ((client, whole), (everything, "autojoin/nobody"), (everything, whole)):
+            with pytest.raises(reader.exceptions.ResourceNotFoundException):
+                reader.get_secret_value(SecretId=asked)
+
 
 class TestSendCommand:
     def statements(self, region: Region, *, document: str = "ours", tag: str = "demo") -> list[Statement]:
@@ -219,6 +318,66 @@ class TestGroups:
         client = as_role("autoscaling", {"Action": "autoscaling:DescribeLifecycleHooks", "Resource": resource})
 
         assert outcome(lambda: client.describe_lifecycle_hooks(AutoScalingGroupName="case")) == "denied"
+
+    @pytest.mark.parametrize(("value", "expected"), [("demo", "allowed"), ("other", "denied")])
+    def test_tags_and_hooks_are_put_by_the_groups_tag(self, region: Region, as_role: Callable[..., Any], value: str, expected: str) -> None:
+        statement = {
+            "Action": ["autoscaling:CreateOrUpdateTags", "autoscaling:PutLifecycleHook"],
+            "Resource": arn(region, "autoscaling", "autoScalingGroup:*:autoScalingGroupName/*"),
+            "Condition": {"StringEquals": {"aws:ResourceTag/autojoin:cluster": value}},
+        }
+        client = as_role("autoscaling", statement)
+        tag = {"ResourceId": "case", "ResourceType": "auto-scaling-group", "Key": "other", "Value": "1", "PropagateAtLaunch": False}
+        hook = {"LifecycleHookName": "h", "LifecycleTransition": "autoscaling:EC2_INSTANCE_TERMINATING", "HeartbeatTimeout": 60}
+
+        assert outcome(lambda: client.create_or_update_tags(Tags=[tag])) == expected
+        assert outcome(lambda: client.put_lifecycle_hook(AutoScalingGroupName="case", **hook)) == expected
+        assert outcome(lambda: client.create_or_update_tags(Tags=[tag, {**tag, "ResourceId": "nobody"}])) == "denied"
+
+    @pytest.mark.parametrize("operation", ["describe_auto_scaling_groups", "describe_load_balancer_target_groups"])
+    def test_groups_and_their_target_groups_are_described_by_every_resource(self, as_role: Callable[..., Any], operation: str) -> None:
+        action = "autoscaling:" + operation.title().replace("_", "")
+        client = as_role("autoscaling", {"Action": action, "Resource": "*"})
+        named = {"describe_auto_scaling_groups": {}, "describe_load_balancer_target_groups": {"AutoScalingGroupName": "case"}}[operation]
+
+        assert outcome(lambda: getattr(client, operation)(**named)) == "allowed"
+
+
+@pytest.fixture(scope="module")
+def targets(region: Region) -> str:
+    """A target group that carries our tag."""
+    tag = {"Key": "autojoin:cluster", "Value": "demo"}
+    vpc = region.client("ec2").create_vpc(CidrBlock="127.198.0.0/16")["Vpc"]["VpcId"]
+    given = {"Name": "authorised", "Protocol": "TCP", "Port": 8080, "VpcId": vpc, "TargetType": "ip", "Tags": [tag]}
+    return str(region.client("elbv2").create_target_group(**given)["TargetGroups"][0]["TargetGroupArn"])
+
+
+class TestTargets:
+    @pytest.mark.parametrize(
+        ("resource", "value", "expected"),
+        [("targetgroup/*", "demo", "allowed"), ("targetgroup/*", "other", "denied"), ("targetgroup/other/*", "demo", "denied")],
+    )
+    def test_targets_are_changed_by_their_groups_arn_and_tag(
+        self, region: Region, as_role: Callable[..., Any], targets: str, resource: str, value: str, expected: str
+    ) -> None:
+        statement = {
+            "Action": ["elasticloadbalancing:RegisterTargets", "elasticloadbalancing:DeregisterTargets"],
+            "Resource": arn(region, "elasticloadbalancing", resource),
+            "Condition": {"StringEquals": {"aws:ResourceTag/autojoin:cluster": value}},
+        }
+        client, call = as_role("elbv2", statement), {"TargetGroupArn": targets, "Targets": [{"Id": "127.198.0.9"}]}
+
+        assert outcome(lambda: client.register_targets(**call)) == expected
+        assert outcome(lambda: client.deregister_targets(**call)) == expected
+
+    def test_describing_needs_every_resource(self, region: Region, as_role: Callable[..., Any], targets: str) -> None:
+        actions = ["elasticloadbalancing:DescribeTargetHealth", "elasticloadbalancing:DescribeTargetGroups"]
+        narrow = as_role("elbv2", {"Action": actions, "Resource": arn(region, "elasticloadbalancing", "targetgroup/*")})
+        wide = as_role("elbv2", {"Action": actions, "Resource": "*"})
+
+        for client, expected in ((narrow, "denied"), (wide, "allowed")):
+            assert outcome(lambda client=client: client.describe_target_health(TargetGroupArn=targets)) == expected
+            assert outcome(lambda client=client: client.describe_target_groups(TargetGroupArns=[targets])) == expected
 
 
 @pytest.fixture(scope="module")

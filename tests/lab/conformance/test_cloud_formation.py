@@ -67,6 +67,24 @@ def test_concurrency_dead_letter_queue_and_vpc_of_a_function_come_from_the_templ
     assert function["VpcConfig"]["VpcId"].startswith("vpc-")
 
 
+def test_a_function_is_in_the_network_that_a_parameter_names_or_in_none(
+    region: Region, deploy: Callable[..., None], outputs: dict[str, str]
+) -> None:
+    client = region.client("lambda")
+
+    def network() -> dict[str, object]:
+        found: dict[str, object] = client.get_function_configuration(FunctionName=f"{STACK}-fail").get("VpcConfig") or {}
+        return found
+
+    seen = [network()]
+    for subnets in (outputs["SubnetId"], '""'):
+        deploy("--parameter-overrides", f"FunctionSubnetIds={subnets}")
+        seen.append(network())
+
+    assert (seen[0], seen[2]) == ({}, {})
+    assert (seen[1]["SubnetIds"], seen[1]["SecurityGroupIds"]) == ([outputs["SubnetId"]], [outputs["GroupId"]])
+
+
 def test_a_rule_of_its_own_lets_the_members_of_a_group_speak(region: Region, outputs: dict[str, str]) -> None:
     group = region.client("ec2").describe_security_groups(GroupIds=[outputs["GroupId"]])["SecurityGroups"][0]
 

@@ -193,6 +193,28 @@ def test_the_credentials_of_a_node_are_those_of_its_role(world: World, node: str
     assert done.stdout.split() == [f"arn:aws:sts::000000000000:assumed-role/{world.role}/{node}", "text", "AccessDeniedException"]
 
 
+def test_a_node_makes_and_reads_only_the_secrets_of_its_role(world: World, node: str) -> None:
+    iam, name = world.region.client("iam"), f"autojoin/{world.tag}/kubernetes"
+    statement = {
+        "Effect": "Allow", "Action": ["secretsmanager:CreateSecret", "secretsmanager:GetSecretValue"],
+        "Resource": f"arn:aws:secretsmanager:us-east-1:000000000000:secret:{name}-*",
+    }  # fmt: skip
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    iam.put_role_policy(RoleName=world.role, PolicyName="secret", PolicyDocument=policy)
+    script = (
+        "import boto3, sys\nfrom botocore.exceptions import ClientError\n"
+        "secrets = boto3.client('secretsmanager')\n"
+        "for name in sys.argv[1:]:\n"
+        "    for call in (lambda: secrets.create_secret(Name=name, SecretString='x'), lambda: secrets.get_secret_value(SecretId=name)):\n"
+        "        try:\n            call()\n            print('done')\n"
+        "        except ClientError as error:\n            print(error.response['Error']['Code'])\n"
+    )
+
+    done = world.fleet.run_on(node, [sys.executable, "-c", script, name, name, f"autojoin/{world.tag}/other"])
+
+    assert done.stdout.split() == ["done", "done", "ResourceExistsException", "done", "AccessDeniedException", "AccessDeniedException"]
+
+
 def test_names_of_the_private_zone_resolve_for_curl(world: World, node: str) -> None:
     address = world.fleet.instances[node].address
     route53 = world.region.client("route53")

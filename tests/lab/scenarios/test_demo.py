@@ -33,7 +33,7 @@ def running_under(folder: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("demo")) as lab:
+    with Lab(tmp_path_factory.mktemp("demo"), partitions="empty") as lab:
         yield lab
 
 

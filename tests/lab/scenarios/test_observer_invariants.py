@@ -166,8 +166,97 @@ def test_a_second_cluster_id_of_a_partition_is_told() -> None:
     other_partition = violations("one_cluster_id_per_partition", evidence(first, {**first, "partition": "tp1", "cluster_id": "8"}))
 
     # Then
-    assert told == ["partition rp1 was seen with 2 cluster ids: 7, 8"]
+    assert told == ["partition rp1 was seen with 2 cluster ids: 7, 8, while the other one lived"]
     assert other_partition == []
+
+
+def etcd(cluster_id: str, t: float, instance_id: str = "i-1", **fields: Any) -> dict[str, Any]:
+    given = {"partition": "tp1", "members": [f"{instance_id} http://127.20.0.12:2380"], "formed": False, "emptied": False}
+    return entry("etcd", t, instance_id=instance_id, cluster_id=cluster_id, **{**given, **fields})
+
+
+KILLED = instance("killed", 20)
+
+
+@pytest.mark.parametrize(
+    ("journal", "word"),
+    [
+        ((etcd("7", 10), KILLED, etcd("8", 30, "i-2")), ""),
+        ((etcd("7", 10), etcd("8", 15, "i-2"), KILLED), "while the other one lived"),
+        ((etcd("7", 10, formed=True), KILLED, etcd("8", 30, "i-2")), "although 7 was formed"),
+        ((etcd("7", 10), etcd("7", 12, formed=True), KILLED, etcd("8", 30, "i-2")), "although 7 was formed"),
+        ((etcd("7", 10), etcd("7", 15, emptied=True)), "started empty"),
+        ((etcd("7", 10), etcd("8", 15)), "while the other one lived"),
+    ],
+    ids=["founder-gone-before-formed", "two-at-a-time", "formed-and-gone", "formed-later-and-gone", "same-id-anew", "other-id-anew"],
+)
+def test_a_partition_is_founded_again_only_when_its_founder_ended_before_it_was_formed(
+    journal: tuple[dict[str, Any], ...], word: str
+) -> None:
+    # When
+    told = violations("one_cluster_id_per_partition", evidence(*journal))
+
+    # Then
+    assert [word in sentence for sentence in told] == ([True] if word else [])
+
+
+ABANDONED = hook("completed", 30, result="ABANDON", by="arn:aws:sts::000000000000:assumed-role/hook/x")
+COMMAND = entry(
+    "command", 40, instance_id="i-1", command_id="c", document="autojoin-leave-node", status="Success", started=25.0, ended=35.0
+)
+STOPPED = entry("process", 30, pid=7, argv0="/x/bin/etcd", instance_id="i-1", event="exited", rc=-15)
+STARTED = entry("process", 31, pid=8, argv0="/x/bin/etcd", instance_id="i-1", event="started", rc=None)
+
+
+@pytest.mark.parametrize(
+    ("journal", "broken"),
+    [
+        ((etcd("7", 10, formed=True), ABANDONED), True),
+        ((etcd("7", 10), ABANDONED), False),
+        ((etcd("7", 10, formed=True), {**ABANDONED, "by": "timer"}), False),
+        ((etcd("7", 10, formed=True), etcd("7", 11, "i-2", formed=True), ABANDONED), False),
+        ((etcd("7", 10, formed=True), STOPPED, COMMAND), True),
+        ((etcd("7", 10, formed=True), STOPPED, STARTED, COMMAND), False),
+        ((etcd("7", 10, formed=True), STOPPED, {**COMMAND, "started": 31.0}), False),
+        ((etcd("7", 10, formed=True), STOPPED, instance("killed", 30.1), COMMAND), False),
+    ],
+    ids=["abandoned", "not-formed", "timer", "another-copy", "stopped", "restarted", "stopped-by-nobody", "power-cut"],
+)
+def test_the_end_of_the_only_copy_by_us_is_told(journal: tuple[dict[str, Any], ...], broken: bool) -> None:
+    # When / Then
+    assert bool(violations("last_copy_is_not_destroyed", evidence(*journal))) == broken
+
+
+@pytest.mark.parametrize(
+    ("look", "broken"),
+    [
+        ({"role": "tp", "healthy": True}, False),
+        ({"role": "tp", "healthy": False}, True),
+        ({"role": "rp", "node": {**GOOD_NODE, "tainted": True}, "tenants": True}, True),
+        ({"role": "rp", "node": {**GOOD_NODE, "tainted": True}, "tenants": False}, False),
+        ({"role": "rp", "node": None, "tenants": False}, True),
+    ],
+    ids=["tp", "tp-that-does-not-serve", "rp-tainted", "rp-that-waits-for-tenants", "rp-without-node"],
+)
+def test_a_master_is_continued_only_when_it_works(look: dict[str, Any], broken: bool) -> None:
+    # Given
+    found = evidence(entry("look", instance_id="i-1", partition="p", **look))
+
+    # When / Then
+    assert bool(violations("continue_only_when_the_node_works", found)) == broken
+
+
+@pytest.mark.parametrize(("formed", "status"), [(True, "RUNNING"), (False, "RUNNING"), (True, "FAILED")])
+def test_only_a_formed_founder_under_clean_up_is_kept_without_working(formed: bool, status: str) -> None:
+    # Given
+    cleanup = entry("execution", 11, arn="arn", machine="autojoin-leave", status=status, input={"instance_id": "i-1"})
+    look = entry("look", 12, instance_id="i-1", partition="tp1", role="tp", healthy=False)
+
+    # When
+    told = violations("continue_only_when_the_node_works", evidence(etcd("7", 10, formed=formed), cleanup, look))
+
+    # Then
+    assert (told == []) == (formed and status == "RUNNING")
 
 
 def test_a_changed_member_list_is_told_whatever_its_order() -> None:

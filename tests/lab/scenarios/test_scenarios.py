@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +22,13 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1500)]
 PLANTED = sorted((scenario.FOLDER / "planted").glob("*.yaml"))
 SLOW = {"agent-never-online", "script-hangs"}
 """Scenarios that take a real time-out of ten minutes."""
-SHIPPED = [
-    pytest.param(path, marks=[pytest.mark.slow] if path.stem in SLOW else [], id=path.stem)
-    for path in sorted(scenario.FOLDER.glob("*.yaml"))
-]
+
+
+def shipped(partitions: str) -> list[Any]:
+    """The scenarios that stand on such partitions."""
+    files = sorted(scenario.FOLDER.glob("*.yaml"))
+    wanted = [path for path in files if scenario.load(path).lab.get("partitions", "handmade") == partitions]
+    return [pytest.param(path, marks=[pytest.mark.slow] if path.stem in SLOW else [], id=path.stem) for path in wanted]
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +78,30 @@ def autojoin_lab(bare_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield lab
 
 
-@pytest.mark.parametrize("path", SHIPPED)
+@pytest.mark.parametrize("path", shipped("handmade"))
 def test_a_scenario_passes(path: Path, autojoin_lab: Lab) -> None:
+    passes(path, autojoin_lab)
+
+
+@pytest.fixture(scope="module")
+def empty_lab(autojoin_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    autojoin_lab.stop()
+    with Lab(tmp_path_factory.mktemp("empty"), partitions="empty") as lab:
+        yield lab
+
+
+@pytest.mark.parametrize("path", shipped("empty"))
+def test_a_scenario_that_begins_with_nothing_passes(path: Path, empty_lab: Lab) -> None:
+    passes(path, empty_lab)
+
+
+def passes(path: Path, lab: Lab) -> None:
     # Given
-    shipped = scenario.load(path)
+    wanted = scenario.load(path)
 
     # When
-    outcome = scenario.run(shipped, autojoin_lab)
-    autojoin_lab.clear()
+    outcome = scenario.run(wanted, lab)
+    lab.clear()
 
     # Then
     assert outcome.failures == []

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from autojoin import errors
 from autojoin.adapters.aws import as_ours, message_of, translated
 from autojoin.domain.lifecycle import HeldHook, Hook
-from autojoin.ports import Membership
+from autojoin.records import Membership
 
 NO_ACTION = "No active Lifecycle Action found"
 """AWS has no code of its own for an ended action: ValidationError with this message."""
@@ -52,6 +52,12 @@ class AutoScalingGroups:
             )
             for h in answer["LifecycleHooks"]
         )
+
+    def target_groups(self, group: str) -> frozenset[str]:
+        """ARNs of the target groups that Auto Scaling itself manages for the group."""
+        with translated("autoscaling:DescribeLoadBalancerTargetGroups"):
+            pages = self._autoscaling.get_paginator("describe_load_balancer_target_groups").paginate(AutoScalingGroupName=group)
+            return frozenset(t["LoadBalancerTargetGroupARN"] for page in pages for t in page["LoadBalancerTargetGroups"])
 
     def heartbeat(self, hook: HeldHook, instance_id: str) -> None:
         """Restart the hook's timer. Raises HookOver if the action has ended."""

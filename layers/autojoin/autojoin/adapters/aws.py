@@ -22,6 +22,7 @@ THROTTLED = frozenset(
         "ThrottledException",
         "RequestLimitExceeded",
         "TooManyRequestsException",
+        "TooManyUpdates",
         "ProvisionedThroughputExceededException",
         "RequestThrottled",
         "RequestThrottledException",

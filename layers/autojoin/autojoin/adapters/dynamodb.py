@@ -1,4 +1,4 @@
-"""Port Registry on one DynamoDB table. Keys: pk, sk (strings). Shapes: docs/table.md."""
+"""Ports Registry and Markers on one DynamoDB table. Keys: pk, sk (strings). Shapes: docs/table.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from botocore.exceptions import ClientError
 from autojoin import errors
 from autojoin.adapters.aws import as_ours, translated
 from autojoin.domain import budgets
-from autojoin.ports import Intent, Lease, NodeRecord
+from autojoin.domain.founding import Marker, State
+from autojoin.domain.intents import Intent
+from autojoin.records import Lease, NodeRecord
 
 CONDITION = frozenset({"ConditionalCheckFailedException"})
 CANCELLED = frozenset({"TransactionCanceledException"})
@@ -255,3 +257,59 @@ def _lost(instance_id: str, owner: str) -> errors.LeaseLost:
         f"held by {owner}",
         "look at the execution that holds it; this one changes nothing more",
     )
+
+
+class DynamoDbMarkers:
+    """The marker of each partition, changed by conditional writes only."""
+
+    def __init__(self, dynamodb: Any, table: str) -> None:
+        self._dynamodb, self._table = dynamodb, table
+
+    def get(self, cluster: str, partition: str) -> Marker | None:
+        """The marker as it is, read consistently."""
+        with translated("dynamodb:GetItem"):
+            answer = self._dynamodb.get_item(TableName=self._table, Key=_marker_key(cluster, partition), ConsistentRead=True)
+        item = answer.get("Item")
+        if item is None:
+            return None
+        return Marker(
+            cluster=cluster,
+            partition=partition,
+            state=State(_string(item, "state") or ""),
+            instance_id=_string(item, "instance") or "",
+            epoch=_number(item, "epoch") or 0,
+            at_ms=_number(item, "at") or 0,
+            cluster_id=_string(item, "cluster_id") or "",
+        )
+
+    def put(self, marker: Marker, instead_of: Marker | None) -> bool:
+        """Write the marker if what stands is exactly `instead_of`; False if it is something else."""
+        item = {
+            **_marker_key(marker.cluster, marker.partition),
+            "state": _s(marker.state.value),
+            "instance": _s(marker.instance_id),
+            "epoch": _n(marker.epoch),
+            "at": _n(marker.at_ms),
+            **({"cluster_id": _s(marker.cluster_id)} if marker.cluster_id else {}),
+        }
+        condition: dict[str, Any] = {"ConditionExpression": "attribute_not_exists(pk)"}
+        if instead_of is not None:
+            condition = {
+                "ConditionExpression": "#state = :state AND #instance = :instance AND #epoch = :epoch",
+                "ExpressionAttributeNames": {"#state": "state", "#instance": "instance", "#epoch": "epoch"},
+                "ExpressionAttributeValues": {
+                    ":state": _s(instead_of.state.value),
+                    ":instance": _s(instead_of.instance_id),
+                    ":epoch": _n(instead_of.epoch),
+                },
+            }
+        try:
+            with translated("dynamodb:PutItem", unless=CONDITION):
+                self._dynamodb.put_item(TableName=self._table, Item=item, **condition)
+        except ClientError:
+            return False
+        return True
+
+
+def _marker_key(cluster: str, partition: str) -> dict[str, dict[str, str]]:
+    return {"pk": _s(f"PARTITION#{cluster}#{partition}"), "sk": _s("MARKER")}

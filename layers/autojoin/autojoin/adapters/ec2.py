@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from autojoin import errors
 from autojoin.adapters.aws import message_of, translated
 from autojoin.domain.identity import CLUSTER_TAG, PARTITION_TAG, ROLE_TAG
-from autojoin.ports import Instance
+from autojoin.records import Instance
 
 GONE = frozenset({"IncorrectInstanceState", "IncorrectState", "InvalidInstanceID.NotFound"})
 NO_SUCH = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})

@@ -1,28 +1,20 @@
-"""Ports Commands and Configuration on Systems Manager."""
+"""Port Commands on Systems Manager."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from botocore.exceptions import ClientError
-from pydantic import ValidationError
 
 from autojoin import errors
 from autojoin.adapters.aws import translated
 from autojoin.domain import budgets
-from autojoin.domain.partitions import Partition, PartitionKind, Topology
 from autojoin.domain.scripts import Invocation
-from autojoin.events.configuration import ClusterDeclaration, PartitionDeclaration
-from autojoin.events.problems import problems_of
-from autojoin.ports import Agent, Pin
+from autojoin.records import Agent, Pin
 
-CLUSTER = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-"""Names that a cluster can be declared under; the documents take no others."""
 NOT_TAKEN = frozenset({"InvalidInstanceId"})
 NOT_VISIBLE_YET = frozenset({"InvocationDoesNotExist", "InvalidPluginName"})
-NO_PARAMETER = frozenset({"ParameterNotFound"})
 ENDED = frozenset({"InvalidCommandId", "InvalidInstanceId", "DuplicateInstanceId"})
 
 
@@ -104,43 +96,3 @@ class SsmCommands:
                 self._ssm.cancel_command(CommandId=command_id, InstanceIds=[instance_id])
         except ClientError:
             return
-
-
-class SsmConfiguration:
-    """The declared configuration under /autojoin/<cluster>/, read anew each time: it may change between two joins."""
-
-    def __init__(self, ssm: Any) -> None:
-        self._ssm = ssm
-
-    def topology(self, cluster: str) -> Topology | None:
-        """The cluster's zone and partitions, oldest first; None if the cluster is not declared. Raises ConfigurationInvalid."""
-        if not CLUSTER.fullmatch(cluster):
-            return None
-        name = f"/autojoin/{cluster}/cluster"
-        try:
-            with translated("ssm:GetParameter", unless=NO_PARAMETER):
-                found = self._ssm.get_parameter(Name=name)
-        except ClientError:
-            return None
-        declared = _parse(ClusterDeclaration, name, found["Parameter"]["Value"])
-        with translated("ssm:GetParametersByPath"):
-            pages = self._ssm.get_paginator("get_parameters_by_path").paginate(Path=f"/autojoin/{cluster}/partitions")
-            parameters = [p for page in pages for p in page["Parameters"]]
-        partitions = [_parse(PartitionDeclaration, p["Name"], p["Value"]) for p in parameters]
-        partitions.sort(key=lambda p: (p.ordinal, p.id))
-        return Topology(
-            zone=declared.zone,
-            canary_image=declared.canary_image,
-            partitions=tuple(Partition(p.id, PartitionKind(p.kind), p.pod_cidr, p.service_cidr, p.cni_backend) for p in partitions),
-        )
-
-
-def _parse(model: Any, name: str, value: str) -> Any:
-    try:
-        return model.model_validate_json(value)
-    except ValidationError as error:
-        raise errors.ConfigurationInvalid(
-            f"parameter {name}: {problems_of(error)}",
-            f"a JSON object with {', '.join(model.model_fields)}",
-            "put a corrected value (docs/configuration.md)",
-        ) from None

@@ -9,10 +9,11 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from autojoin.adapters.aws import translated
-from autojoin.ports import ExecutionState
+from autojoin.records import ExecutionState
 
 ALREADY = frozenset({"ExecutionAlreadyExists"})
-NO_SUCH = frozenset({"ExecutionDoesNotExist"})
+NO_SUCH = frozenset({"ExecutionDoesNotExist", "InvalidArn"})
+"""A lease may be an operator's, whose name is no ARN."""
 NOT_WAITING = frozenset({"TaskTimedOut", "TaskDoesNotExist", "InvalidToken"})
 LONGEST_CAUSE = 32_000
 """Characters. Source: Step Functions API, SendTaskFailure: cause up to 32,768."""

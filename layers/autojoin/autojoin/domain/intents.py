@@ -12,6 +12,10 @@ CANARY = "canary"
 """Key: the execution whose label the canary pods carry."""
 
 
+FOUNDING = "founding"
+"""Key: the partition. Value: the epoch that the node claims or resumes; its etcd's data may be on the node."""
+
+
 @dataclass(frozen=True)
 class Intent:
     """One intent. `value` is filled in once it is known."""

@@ -80,6 +80,11 @@ def is_held(lifecycle_state: str, token: str | None) -> bool:
     return lifecycle_state == HELD_AT_LAUNCH or (lifecycle_state == BEFORE_ITS_HOOK and token is not None)
 
 
+def is_on_its_way_in_or_out(lifecycle_state: str) -> bool:
+    """Whether an instance in this state is not in service yet, or not any more."""
+    return lifecycle_state.startswith(("Pending", "Terminat", "Warmed"))
+
+
 def is_warm(lifecycle_state: str) -> bool:
     """Whether the instance is in, or on its way into or out of, a warm pool."""
     return lifecycle_state.startswith("Warmed:")

@@ -29,6 +29,8 @@ class Partition:
     pod_cidr: str | None = None
     service_cidr: str | None = None
     cni_backend: str = "host-gw"
+    api_target_groups: tuple[str, ...] = ()
+    front_door_target_groups: tuple[str, ...] = ()
 
     def require_supported_cni(self) -> None:
         """Raise CniNotSupported unless the partition's nodes use flannel's host-gw or vxlan."""
@@ -47,6 +49,7 @@ class Topology:
     zone: str
     partitions: tuple[Partition, ...]
     canary_image: str = "autojoin/canary:1"
+    zone_id: str | None = None
 
     def get(self, partition_id: str) -> Partition | None:
         """The partition of that id, or None."""
@@ -55,6 +58,24 @@ class Topology:
     def tenant_partitions(self) -> tuple[str, ...]:
         """Ids of the partitions whose pods a node runs, oldest first: kubelet asks the first for reviews of tokens."""
         return tuple(p.id for p in self.partitions if p.kind in (PartitionKind.TP, PartitionKind.MASTER))
+
+    def resource_partitions(self) -> tuple[str, ...]:
+        """Ids of the partitions that hold Nodes, oldest first."""
+        return tuple(p.id for p in self.partitions if p.kind in (PartitionKind.RP, PartitionKind.MASTER))
+
+    def problem(self) -> str | None:
+        """What makes these partitions impossible together, in words: ranges that overlap, a target group of two partitions."""
+        ranges = [(p.id, c) for p in self.partitions for c in (p.pod_cidr, p.service_cidr) if c]
+        for n, (one, cidr) in enumerate(ranges):
+            for other, another in ranges[n + 1 :]:
+                if ipaddress.ip_network(cidr).overlaps(ipaddress.ip_network(another)):
+                    return f"{cidr} of {one} and {another} of {other} overlap"
+        used: dict[str, str] = {}
+        for p in self.partitions:
+            for arn in {*p.api_target_groups, *p.front_door_target_groups}:
+                if used.setdefault(arn, p.id) != p.id:
+                    return f"target group {arn} is declared for {used[arn]} and for {p.id}, whose API servers are not the same"
+        return None
 
 
 def client_ca_parameter(cluster: str, partition: str) -> str:

@@ -12,11 +12,10 @@ STEP_ORDER: tuple[str, ...] = (
     "Admit",
     "Preflight",
     "AwaitAgent",
-    "Lock",
     "Member",
     "StartEtcd",
     "Synced",
-    "Unlock",
+    "Formed",
     "StartApi",
     "ApiName",
     "Join",
@@ -26,7 +25,7 @@ STEP_ORDER: tuple[str, ...] = (
 )
 """Every step, in the order of the graph of statemachine/join.asl.yaml (held by a test)."""
 
-ETCD_STEPS = frozenset({"Lock", "Member", "StartEtcd", "Synced", "Unlock"})
+ETCD_STEPS = frozenset({"Member", "StartEtcd", "Synced", "Formed"})
 API_STEPS = frozenset({"StartApi", "ApiName"})
 FRONT_DOOR_STEPS = frozenset({"FrontDoor"})
 
@@ -37,7 +36,7 @@ KINDS_OF_ROLE: dict[Role, frozenset[PartitionKind]] = {
     Role.WORKER: frozenset({PartitionKind.RP, PartitionKind.MASTER}),
     Role.ETCD: frozenset({PartitionKind.TP, PartitionKind.RP, PartitionKind.MASTER}),
 }
-SUPPORTED_ROLES = frozenset({Role.WORKER})
+SUPPORTED_ROLES = frozenset({Role.TP, Role.RP, Role.WORKER})
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,8 @@ def plan_join(role: Role, partition: Partition) -> Plan:
     """Plan the join of a `role` into `partition`.
 
     Raises PartitionKindMismatch where the role cannot join such a partition, RoleNotSupported where this version cannot
-    join the role, CniNotSupported where the partition's nodes use a network that Autojoin does not set up.
+    join the role, ConfigurationInvalid where the partition lacks what the role needs, CniNotSupported where its nodes use a
+    network that Autojoin does not set up.
     """
     kinds = KINDS_OF_ROLE[role]
     if partition.kind not in kinds:
@@ -66,11 +66,20 @@ def plan_join(role: Role, partition: Partition) -> Plan:
     if role not in SUPPORTED_ROLES or partition.kind is PartitionKind.MASTER:
         raise errors.RoleNotSupported(
             f"role {role.value} in a partition of kind {partition.kind.value}",
-            "a worker of a resource partition",
-            "join this node by hand; this version of Autojoin joins workers of resource partitions",
+            "role tp, rp or worker in a partition of kind tp or rp",
+            "join this node by hand; this version of Autojoin joins tenant and resource partitions and their workers",
         )
-    partition.require_supported_cni()
-    hosts_etcd, serves_api, has_front_door = False, False, False
+    if role is Role.TP and partition.service_cidr is None:
+        raise errors.ConfigurationInvalid(
+            f"partition {partition.id} declares no service_cidr",
+            "the range of its services, which its API server needs",
+            "declare service_cidr (docs/configuration.md)",
+        )
+    if role is not Role.TP:
+        partition.require_supported_cni()
+    is_master = role in (Role.TP, Role.RP)
+    hosts_etcd, serves_api = is_master, is_master
+    has_front_door = is_master and bool(partition.front_door_target_groups)
     left_out = frozenset[str]()
     left_out |= frozenset() if hosts_etcd else ETCD_STEPS
     left_out |= frozenset() if serves_api else API_STEPS

@@ -13,7 +13,7 @@ from autojoin.events.requests import INSTANCE_ID
 class Incoming(BaseModel):
     """Base: what AWS sends."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, populate_by_name=True, defer_build=True)
 
 
 class LifecycleDetail(Incoming):

@@ -13,7 +13,7 @@ INSTANCE_ID = r"^i-([0-9a-f]{8}|[0-9a-f]{17})$"
 class JoinRequest(BaseModel):
     """Input of the join machine. By hand `instance_id` is enough; intake adds what the lifecycle event says."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     instance_id: str = Field(pattern=INSTANCE_ID, description="The instance to join, or to re-join.")
     dry_run: bool = Field(False, description="Only plan: read, change nothing, return the plan.")
@@ -27,7 +27,7 @@ class JoinRequest(BaseModel):
 class Failure(BaseModel):
     """Why a join failed, as Step Functions catches it."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     Error: str = "Unknown"
     Cause: str = ""
@@ -36,7 +36,7 @@ class Failure(BaseModel):
 class LeaveRequest(BaseModel):
     """Input of the leave machine in mode rollback: undo what one failed join made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     mode: Literal["rollback"]
     instance_id: str = Field(pattern=INSTANCE_ID)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from autojoin import errors
 from autojoin.domain import budgets
-from autojoin.domain.identity import Identity, identify
+from autojoin.domain.identity import Identity, Role, identify
 from autojoin.domain.lifecycle import BEFORE_ITS_HOOK, HELD_AT_LAUNCH, Hook, hook_of_ours, is_held, is_warm
 from autojoin.domain.partitions import Partition, Topology
 from autojoin.domain.plan import Plan, plan_join
-from autojoin.events.operations import Admission, Admit, DeadlinesView, HookRef, NodeRef, PlanView, Run
+from autojoin.events.operations.node import Admission, Admit, DeadlinesView, PlanView
+from autojoin.events.operations.run import HookRef, NodeRef, Run
 from autojoin.events.requests import JoinRequest
-from autojoin.ports import Instance, Membership, NodeRecord, Ports
+from autojoin.records import Instance, Membership, NodeRecord
+from autojoin.use_cases.founding import look_ahead
 from autojoin.use_cases.parse import parse
+from autojoin.use_cases.run import live_instance
+
+if TYPE_CHECKING:
+    from autojoin.ports import Ports
 
 JOINABLE_STATES = frozenset({BEFORE_ITS_HOOK, HELD_AT_LAUNCH, "Pending:Proceed", "InService", "Standby", "EnteringStandby"})
-LIVE_STATES = frozenset({"pending", "running"})
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ def admit(command: Admit, ports: Ports) -> Admission:
         deadlines=DeadlinesView(**asdict(deadlines)),
     )
     if request.dry_run:
-        return answer
+        return _with_founding(answer, candidate, ports)
     if candidate.awaits_event:
         ports.telemetry.info("its hook is about to hold the instance; the event of that starts the join")
         return answer.model_copy(update={"outcome": "in_progress"})
@@ -71,6 +77,20 @@ def admit(command: Admit, ports: Ports) -> Admission:
         return answer.model_copy(update={"outcome": "in_progress", "owner": lease.owner})
     _write_record(run, ports)
     return answer.model_copy(update={"outcome": "admitted"})
+
+
+def _with_founding(planned: Admission, candidate: Candidate, ports: Ports) -> Admission:
+    """A dry run's answer with what Member would decide now."""
+    if not candidate.plan.hosts_etcd:
+        return planned
+    try:
+        decision = look_ahead(candidate.instance.instance_id, candidate.identity.cluster, candidate.identity.partition, ports)
+    except errors.AutojoinError as error:
+        if isinstance(error, errors.RETRYABLE):
+            raise
+        return planned.model_copy(update={"refusals": (f"{type(error).__name__}: {error}",)})
+    waits = f" for {decision.waits_for}" if decision.waits_for else ""
+    return planned.model_copy(update={"founding": f"{decision.step.value}{waits}"})
 
 
 def _take_lease(instance_id: str, execution: str, ports: Ports) -> bool:
@@ -105,7 +125,7 @@ def examine(request: JoinRequest, ports: Ports) -> Candidate:
     topology = ports.configuration.topology(identity.cluster)
     partition = _declared(identity, topology)
     plan = plan_join(identity.role, partition)
-    _require_tenants(identity, topology)
+    _require_peers(identity, topology)
     held = bool(membership and hook and _is_held(membership, hook, request))
     return Candidate(
         instance=instance,
@@ -123,22 +143,6 @@ def _is_held(membership: Membership, hook: Hook, request: JoinRequest) -> bool:
     """Whether the hook holds the instance. The state decides; one that lags behind the event of this very hook counts as held."""
     told = (request.group, request.hook) == (membership.group, hook.name)
     return is_held(membership.lifecycle_state, request.token if told else None)
-
-
-def live_instance(instance_id: str, ports: Ports) -> Instance:
-    """The instance, pending or running. Raises UnknownInstance or InstanceGone."""
-    instance = ports.instances.get(instance_id)
-    if instance is None:
-        raise errors.UnknownInstance(
-            f"EC2 knows no {instance_id} in this account and region",
-            "the id of a running instance",
-            "check the id and the region",
-        )
-    if instance.state not in LIVE_STATES:
-        raise errors.InstanceGone(
-            f"{instance_id} is {instance.state}", "pending or running", "nothing: its group replaces it if it wants one"
-        )
-    return instance
 
 
 def _check_state(subject: str, lifecycle_state: str) -> None:
@@ -171,13 +175,22 @@ def _declared(identity: Identity, topology: Topology | None) -> Partition:
     return partition
 
 
-def _require_tenants(identity: Identity, topology: Topology | None) -> None:
-    """A node runs the pods of tenant partitions; without one no script could even be sent."""
-    if topology is None or not topology.tenant_partitions():
+def _require_peers(identity: Identity, topology: Topology | None) -> None:
+    """Processes read the partitions of the other kind once, at their start; without one they would work for nobody."""
+    wants_resources = identity.role is Role.TP
+    peers = () if topology is None else topology.resource_partitions() if wants_resources else topology.tenant_partitions()
+    kind, word = ("rp", "resource") if wants_resources else ("tp", "tenant")
+    if not peers:
         raise errors.PartitionNotConfigured(
-            f"cluster {identity.cluster} declares no tenant partition",
-            f"at least one parameter of kind tp under /autojoin/{identity.cluster}/partitions/",
-            "declare the tenant partitions (docs/configuration.md)",
+            f"cluster {identity.cluster} declares no {word} partition",
+            f"at least one parameter of kind {kind} under /autojoin/{identity.cluster}/partitions/",
+            f"declare the {word} partitions (docs/configuration.md)",
+        )
+    if topology is not None and identity.role in (Role.TP, Role.RP) and topology.zone_id is None:
+        raise errors.ZoneNotConfigured(
+            f"cluster {identity.cluster} declares zone {topology.zone} without zone_id",
+            f"zone_id in /autojoin/{identity.cluster}/cluster",
+            "declare the Route 53 id of the private zone (docs/configuration.md)",
         )
 
 
@@ -203,11 +216,12 @@ def _run(command: Admit, request: JoinRequest, candidate: Candidate) -> Run:
 
 
 def _deadlines(request: JoinRequest, candidate: Candidate, now_ms: int) -> budgets.Deadlines:
+    role = candidate.identity.role.value
     if not (candidate.held and candidate.hook):
-        return budgets.join_deadlines(now_ms, None, None)
+        return budgets.join_deadlines(role, now_ms, None, None)
     total_s = budgets.hook_total_s(candidate.hook.heartbeat_timeout_s, candidate.hook.global_timeout_s)
     opened_ms = request.opened_ms or candidate.instance.launched_ms
-    return budgets.join_deadlines(now_ms, opened_ms, total_s)
+    return budgets.join_deadlines(role, now_ms, opened_ms, total_s)
 
 
 def _write_record(run: Run, ports: Ports) -> None:

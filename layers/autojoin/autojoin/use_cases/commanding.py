@@ -1,4 +1,4 @@
-"""Join, Verify, LeaveNode, RemoveNode: send a document once, find it again after a crash, answer when it has ended.
+"""StartEtcd, StartApi, Join, Verify, LeaveNode, RemoveNode: send a document once, find it again after a crash, answer when it has ended.
 
 Each is a turn: the task waits for its token, and this function or the answering rule, whichever comes second, brings the
 end. Both meet on one item of the table, so an event that is early, late or lost costs at most a turn.
@@ -8,56 +8,98 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from autojoin import errors
 from autojoin.domain import budgets
 from autojoin.domain.identity import Role
-from autojoin.domain.intents import CANARY, COMMAND, NODE, sent_command
+from autojoin.domain.intents import CANARY, COMMAND, NODE, Intent, sent_command
 from autojoin.domain.partitions import Partition, Topology, client_ca_parameter
-from autojoin.domain.scripts import Invocation, conclude
-from autojoin.events.eventbridge import CommandEnded
-from autojoin.events.operations import Done, Join, LeaveNode, RemoveNode, Run, StopCommands, Verify
-from autojoin.ports import Intent, Pin, Ports
-from autojoin.use_cases.preflight import MASTERS
-from autojoin.use_cases.waiting import ONLINE, heartbeat
+from autojoin.domain.scripts import conclude
+from autojoin.events.operations.command import Join, LeaveNode, RemoveNode, StartApi, StartEtcd, StopCommands, Verify
+from autojoin.events.operations.run import DocumentPin, Done, Run
+from autojoin.records import Pin
+from autojoin.use_cases.answering import output_of
+from autojoin.use_cases.run import MASTERS, ONLINE, declared, heartbeat, heartbeat_if_held
+
+if TYPE_CHECKING:
+    from autojoin.ports import Ports
+
+DOCUMENTS = {
+    "StartEtcd": "start-etcd",
+    "StartApi": "start-api",
+    "LeaveNode": "leave-node",
+    "RemoveNode": "remove-node",
+}
 
 
-def _document(step: str, role: str) -> str:
-    """The document that a step sends."""
-    return {"Join": f"join-{role}", "Verify": "verify", "LeaveNode": "leave-node", "RemoveNode": "remove-node"}[step]
+def document_of(step: str, role: str) -> str:
+    """The document that a step sends for a role."""
+    if step == "Join":
+        return f"join-{role}"
+    if step == "Verify":
+        return "verify" if role == Role.WORKER.value else "verify-master"
+    return DOCUMENTS[step]
+
+
+def start_etcd(command: StartEtcd, ports: Ports) -> Done:
+    """Send start-etcd to the node, or look for its end. What may be founded was decided by Member."""
+    run, founding = command.run, command.founding
+    heartbeat(run, ports)
+    parameters = {
+        **_own_parameters(run),
+        "Mode": founding.mode,
+        "Token": founding.etcd_token,
+        "ClusterId": founding.cluster_id,
+    }
+    return _turn(run, "StartEtcd", run.node.instance_id, parameters, command.token, ports, _pin(command.document))
+
+
+def start_api(command: StartApi, ports: Ports) -> Done:
+    """Send start-api to the node, or look for its end."""
+    run = command.run
+    heartbeat(run, ports)
+    topology, partition = declared(run, ports)
+    parameters = {
+        **_own_parameters(run),
+        "Zone": topology.zone,
+        "Kind": run.node.role,
+        "ServiceCidr": partition.service_cidr or "",
+    }
+    return _turn(run, "StartApi", run.node.instance_id, parameters, command.token, ports, _pin(command.document))
 
 
 def join(command: Join, ports: Ports) -> Done:
-    """Send join-worker to the node, or look for its end. The Node that kubelet will register is an intent first."""
+    """Send the role's join script to the node, or look for its end. The Node that kubelet will register is an intent first."""
     run = command.run
     heartbeat(run, ports)
-    topology, partition = _declared(run, ports)
-    _intend(run, Intent(NODE, run.node.instance_id, run.execution), ports)
-    parameters = {
-        **_node_parameters(run, topology, partition),
-        "ClientCaParameter": client_ca_parameter(run.node.cluster, partition.id),
-    }
-    return _turn(run, "Join", run.node.instance_id, parameters, command.token, ports, _pin(command))
+    topology, partition = declared(run, ports)
+    if run.node.role != Role.TP.value:
+        _intend(run, Intent(NODE, run.node.instance_id, run.execution), ports)
+    parameters = _node_parameters(run, topology, partition) | _join_parameters(run, topology, partition)
+    return _turn(run, "Join", run.node.instance_id, parameters, command.token, ports, _pin(command.document))
 
 
 def verify(command: Verify, ports: Ports) -> Done:
-    """Send verify to the node, or look for its end. Its canary pods are an intent first."""
+    """Send the role's verify script to the node, or look for its end. Canary pods of a worker are an intent first."""
     run = command.run
     heartbeat(run, ports)
-    topology, partition = _declared(run, ports)
-    _intend(run, Intent(CANARY, run.name, run.execution), ports)
-    parameters = {
-        **_node_parameters(run, topology, partition),
-        "Execution": run.name,
-        "CanaryImage": topology.canary_image,
-    }
-    return _turn(run, "Verify", run.node.instance_id, parameters, command.token, ports, _pin(command))
+    topology, partition = declared(run, ports)
+    parameters = {**_node_parameters(run, topology, partition), "Execution": run.name}
+    if run.node.role == Role.WORKER.value:
+        _intend(run, Intent(CANARY, run.name, run.execution), ports)
+        parameters |= _network_parameters(partition) | {"CanaryImage": topology.canary_image}
+    else:
+        has_nodes = run.node.role == Role.RP.value
+        network = _network_parameters(partition) if has_nodes else {"PodCidr": "", "CniBackend": ""}
+        parameters |= network | {"Kind": run.node.role, "ResourcePartitions": ",".join(topology.resource_partitions())}
+    return _turn(run, "Verify", run.node.instance_id, parameters, command.token, ports, _pin(command.document))
 
 
 def leave_node(command: LeaveNode, ports: Ports) -> Done:
     """Stop our units on a node that failed to join. Best effort: the machine goes on whatever comes of it."""
     run = command.run
-    _heartbeat_if_held(run, ports)
+    heartbeat_if_held(run, ports)
     agent = ports.commands.agents([run.node.instance_id]).get(run.node.instance_id)
     if not agent or agent.ping != ONLINE:
         ports.callbacks.succeed(command.token, {"done": True, "skipped": "agent not online"})
@@ -68,8 +110,8 @@ def leave_node(command: LeaveNode, ports: Ports) -> Done:
 def remove_node(command: RemoveNode, ports: Ports) -> Done:
     """Delete the Node and its canary pods, from a master of its RP. Raises NoMasterOnline."""
     run = command.run
-    _heartbeat_if_held(run, ports)
-    topology, partition = _declared(run, ports)
+    heartbeat_if_held(run, ports)
+    topology, partition = declared(run, ports)
     record = ports.registry.record(run.node.instance_id)
     master = _recorded_target(run, "RemoveNode", ports) or _online_master(run, ports)
     parameters = {
@@ -85,6 +127,7 @@ def remove_node(command: RemoveNode, ports: Ports) -> Done:
 
 def stop_commands(command: StopCommands, ports: Ports) -> Done:
     """Cancel every command of the failed execution, those that it could not record any more included."""
+    heartbeat_if_held(command.run, ports)
     instance_id = command.run.node.instance_id
     from_name = command.from_execution.rsplit(":", 1)[-1]
     for intent in ports.registry.intents(instance_id):
@@ -93,27 +136,11 @@ def stop_commands(command: StopCommands, ports: Ports) -> Done:
         target = intent.target or instance_id
         command_id = intent.command_id
         if not command_id:
-            document = _document(intent.key, command.run.node.role)
+            document = document_of(intent.key, command.run.node.role)
             command_id = ports.commands.find(document, target, _comment(from_name, intent.key)) or ""
         if command_id:
             ports.commands.cancel(command_id, target)
     return Done()
-
-
-def command_ended(event: CommandEnded, ports: Ports) -> Done:
-    """A command reached its last state: answer the task that waits for it, or leave the news for its next turn."""
-    detail = event.detail
-    token = ports.registry.meet_status(detail.command_id, detail.instance_id, detail.status)
-    if token is None:
-        return Done(done=False)
-    invocation = ports.commands.invocation(detail.command_id, detail.instance_id)
-    if invocation is None or not invocation.is_terminal:
-        return Done(done=False)
-    try:
-        output = _output(invocation)
-    except errors.AutojoinError as error:
-        return Done(done=ports.callbacks.fail(token, type(error).__name__, str(error)))
-    return Done(done=ports.callbacks.succeed(token, output))
 
 
 def _turn(
@@ -126,7 +153,7 @@ def _turn(
     pin: Pin | None = None,
 ) -> Done:
     """One turn of a command. Returns at once; raises the script's error if it has ended with one."""
-    document = _document(step, run.node.role)
+    document = document_of(step, run.node.role)
     intent = _own_intent(run, step, ports)
     command_id = intent.command_id if intent else ""
     if intent and not command_id:
@@ -143,25 +170,35 @@ def _turn(
     if status and not (invocation and invocation.is_terminal):
         invocation = ports.commands.invocation(command_id, target)
     if invocation and invocation.is_terminal:
-        ports.callbacks.succeed(token, _output(invocation))
+        ports.callbacks.succeed(token, output_of(invocation))
     return Done()
 
 
 def _node_parameters(run: Run, topology: Topology, partition: Partition) -> dict[str, str]:
-    """What every script on the node itself is told."""
-    return {
-        "Cluster": run.node.cluster,
-        "Partition": partition.id,
-        "InstanceId": run.node.instance_id,
-        "Zone": topology.zone,
-        "TenantPartitions": ",".join(topology.tenant_partitions()),
-        "PodCidr": partition.pod_cidr or "",
-        "CniBackend": partition.cni_backend,
-    }
+    """What the join and verify scripts of every role are told."""
+    return {**_own_parameters(run), "Zone": topology.zone, "TenantPartitions": ",".join(topology.tenant_partitions())}
 
 
-def _pin(command: Join | Verify) -> Pin:
-    return Pin(command.document.version, command.document.sha256)
+def _join_parameters(run: Run, topology: Topology, partition: Partition) -> dict[str, str]:
+    """What the join script of this role is told besides."""
+    if run.node.role == Role.WORKER.value:
+        return _network_parameters(partition) | {"ClientCaParameter": client_ca_parameter(run.node.cluster, partition.id)}
+    resources = {"ResourcePartitions": ",".join(topology.resource_partitions())}
+    if run.node.role == Role.TP.value:
+        return resources | {"ServiceCidr": partition.service_cidr or ""}
+    return resources | _network_parameters(partition)
+
+
+def _own_parameters(run: Run) -> dict[str, str]:
+    return {"Cluster": run.node.cluster, "Partition": run.node.partition, "InstanceId": run.node.instance_id}
+
+
+def _network_parameters(partition: Partition) -> dict[str, str]:
+    return {"PodCidr": partition.pod_cidr or "", "CniBackend": partition.cni_backend}
+
+
+def _pin(document: DocumentPin) -> Pin:
+    return Pin(document.version, document.sha256)
 
 
 def _send(run: Run, step: str, document: str, target: str, parameters: Mapping[str, str], ports: Ports, pin: Pin | None) -> str:
@@ -171,13 +208,6 @@ def _send(run: Run, step: str, document: str, target: str, parameters: Mapping[s
     _record(run, step, command_id, target, ports)
     ports.telemetry.info("command sent", document=document, target=target, command_id=command_id)
     return command_id
-
-
-def _output(invocation: Invocation) -> dict[str, object]:
-    said = conclude(invocation)
-    if said is None:
-        return {"done": False, "command_id": invocation.command_id}
-    return {"done": True, "command_id": invocation.command_id, "result": said.fields}
 
 
 def _comment(execution_name: str, step: str) -> str:
@@ -210,25 +240,6 @@ def _intend(run: Run, intent: Intent, ports: Ports) -> None:
             if intent.kind == NODE:
                 return
     ports.registry.put_intent(run.node.instance_id, replace(intent, effect_ms=None), run.execution)
-
-
-def _heartbeat_if_held(run: Run, ports: Ports) -> None:
-    try:
-        heartbeat(run, ports)
-    except errors.HookOver as error:
-        ports.telemetry.info("the hook is over, the clean-up goes on", detail=str(error))
-
-
-def _declared(run: Run, ports: Ports) -> tuple[Topology, Partition]:
-    topology = ports.configuration.topology(run.node.cluster)
-    partition = topology.get(run.node.partition) if topology else None
-    if topology is None or partition is None:
-        raise errors.PartitionNotConfigured(
-            f"partition {run.node.partition} of cluster {run.node.cluster} is not declared any more",
-            "a declaration that stays while nodes join or leave",
-            "declare it again and start the execution anew",
-        )
-    return topology, partition
 
 
 def _online_master(run: Run, ports: Ports) -> str:

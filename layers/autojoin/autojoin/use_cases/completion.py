@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from autojoin import errors
-from autojoin.domain.intents import CANARY, COMMAND, NODE
-from autojoin.events.operations import Complete, Completed, Run
-from autojoin.ports import Intent, NodeRecord, Ports
-from autojoin.use_cases.waiting import held
+from autojoin.domain.identity import Role
+from autojoin.domain.intents import CANARY, COMMAND, NODE, Intent
+from autojoin.events.operations.hook import Complete, Completed
+from autojoin.events.operations.run import Run
+from autojoin.records import NodeRecord
+from autojoin.use_cases.run import held
+
+if TYPE_CHECKING:
+    from autojoin.ports import Ports
 
 PASSED = frozenset({"Pending:Proceed", "InService"})
 
@@ -35,7 +40,8 @@ def complete(command: Complete, ports: Ports) -> Completed:
         raise errors.Tombstoned(f"a leave of {instance_id} has begun", "no leave", "nothing: the leave ends by itself")
     joined = _joined(record, command, ports)
     ports.registry.put_record(joined, run.execution)
-    _remember_node(run, joined, ports)
+    if run.node.role != Role.TP.value:
+        _remember_node(run, joined, ports)
     hook = _continue(run, ports)
     for intent in ports.registry.intents(instance_id):
         if intent.kind in (COMMAND, CANARY):

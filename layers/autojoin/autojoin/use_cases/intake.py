@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autojoin import errors
 from autojoin.domain.identity import is_ours
 from autojoin.domain.lifecycle import Hook, is_warm
 from autojoin.events.eventbridge import JoinEnded, LaunchAction, LifecycleDetail, TestNotification
-from autojoin.events.operations import HandedOver, HandOver, Sorted
+from autojoin.events.operations.intake import HandedOver, HandOver, Sorted
 from autojoin.events.requests import Failure, JoinRequest, LeaveRequest
-from autojoin.ports import Ports
 from autojoin.use_cases.parse import parse
+
+if TYPE_CHECKING:
+    from autojoin.ports import Ports
 
 CLEANUP = "-cleanup"
 LONGEST_NAME = 72

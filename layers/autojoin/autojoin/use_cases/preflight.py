@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from autojoin import errors
 from autojoin.domain.identity import Role
 from autojoin.domain.partitions import not_adjacent
-from autojoin.events.operations import DocumentPin, Preflight, Preflighted
-from autojoin.ports import Ports
+from autojoin.events.operations.node import Preflight, Preflighted
+from autojoin.events.operations.run import DocumentPin
+from autojoin.use_cases.run import MASTERS, declared
 
-MASTERS = (Role.RP.value, Role.MASTER.value)
+if TYPE_CHECKING:
+    from autojoin.ports import Ports
 
 
 def preflight(command: Preflight, ports: Ports) -> Preflighted:
@@ -17,18 +21,20 @@ def preflight(command: Preflight, ports: Ports) -> Preflighted:
     Raises SubnetNotAdjacent, PartitionNotConfigured. The script on the node checks again, with addresses and masks.
     """
     node = command.run.node
-    topology = ports.configuration.topology(node.cluster)
-    partition = topology.get(node.partition) if topology else None
-    if partition is None:
-        raise errors.PartitionNotConfigured(
-            f"partition {node.partition} of cluster {node.cluster} is not declared any more",
-            "a declaration that stays while nodes join",
-            "declare it again, or delete the group",
-        )
-    if partition.cni_backend == "host-gw" and node.subnet_id:
+    _, partition = declared(command.run, ports)
+    has_pods = node.role != Role.TP.value
+    if has_pods and partition.cni_backend == "host-gw" and node.subnet_id:
         _require_one_subnet(command, ports)
-    ports.instances.switch_off_source_dest_check(node.instance_id)
-    return Preflighted(join=_pin(f"join-{node.role}", ports), verify=_pin("verify", ports))
+    if has_pods:
+        ports.instances.switch_off_source_dest_check(node.instance_id)
+    if node.role == Role.WORKER.value:
+        return Preflighted(join=_pin("join-worker", ports), verify=_pin("verify", ports))
+    return Preflighted(
+        start_etcd=_pin("start-etcd", ports),
+        start_api=_pin("start-api", ports),
+        join=_pin(f"join-{node.role}", ports),
+        verify=_pin("verify-master", ports),
+    )
 
 
 def _pin(document: str, ports: Ports) -> DocumentPin:
@@ -38,8 +44,9 @@ def _pin(document: str, ports: Ports) -> DocumentPin:
 
 def _require_one_subnet(command: Preflight, ports: Ports) -> None:
     node = command.run.node
-    masters = [m for m in ports.instances.running(node.cluster, node.partition, MASTERS) if m.instance_id != node.instance_id]
-    subnets = {m.instance_id: m.subnet_id for m in masters if m.subnet_id}
+    roles = MASTERS if node.role == Role.WORKER.value else (*MASTERS, Role.WORKER.value)
+    others = [m for m in ports.instances.running(node.cluster, node.partition, roles) if m.instance_id != node.instance_id]
+    subnets = {m.instance_id: m.subnet_id for m in others if m.subnet_id}
     if not subnets or node.subnet_id is None:
         return
     cidrs = ports.instances.subnet_cidrs({node.subnet_id, *subnets.values()})
@@ -47,8 +54,8 @@ def _require_one_subnet(command: Preflight, ports: Ports) -> None:
     far = not_adjacent(own, {instance: cidrs[subnet] for instance, subnet in subnets.items()})
     if far:
         raise errors.SubnetNotAdjacent(
-            f"{node.instance_id} ({node.address}) is in {own}; masters of {node.partition} are elsewhere: "
+            f"{node.instance_id} ({node.address}) is in {own}; other nodes of {node.partition} are elsewhere: "
             + ", ".join(f"{instance} in {cidr}" for instance, cidr in sorted(far.items())),
             "all nodes of a host-gw partition in one subnet: flannel routes through a neighbour on the same link",
-            f"give the group the masters' subnet only, or declare cni_backend vxlan for {node.partition}",
+            f"give the groups of {node.partition} one subnet, or declare cni_backend vxlan for {node.partition}",
         )

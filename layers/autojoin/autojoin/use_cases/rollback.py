@@ -1,4 +1,4 @@
-"""The leave machine in mode rollback: remove what one failed join made, then let its instance go.
+"""TakeOver: the leave machine in mode rollback begins; what one failed join made is to be removed, then its instance let go.
 
 A node that serves (it joined before, and only a re-join failed) is released, never undone.
 """
@@ -6,20 +6,29 @@ A node that serves (it joined before, and only a re-join failed) is released, ne
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 from autojoin import errors
 from autojoin.domain import budgets
 from autojoin.domain.identity import CLUSTER_TAG, PARTITION_TAG, ROLE_TAG, is_ours
-from autojoin.domain.intents import CANARY, NODE
+from autojoin.domain.intents import CANARY, FOUNDING, NODE
 from autojoin.domain.lifecycle import HELD_AT_LAUNCH, LAUNCH_TRANSITION, is_held
-from autojoin.events.operations import Abandon, Abandoned, HookRef, NodeRef, Run, TakenOver, TakeOver
+from autojoin.domain.naming import RECORD, TARGET
+from autojoin.events.operations.node import TakenOver, TakeOver
+from autojoin.events.operations.run import HookRef, NodeRef, Run
 from autojoin.events.requests import JoinRequest, LeaveRequest
-from autojoin.ports import Membership, NodeRecord, Ports
-from autojoin.use_cases.admission import JOINABLE_STATES, LIVE_STATES
+from autojoin.records import Membership, NodeRecord
+from autojoin.use_cases.admission import JOINABLE_STATES
+from autojoin.use_cases.founding import holds_formed
 from autojoin.use_cases.parse import parse
-from autojoin.use_cases.waiting import held
+from autojoin.use_cases.run import LIVE_STATES, MASTERS
+
+if TYPE_CHECKING:
+    from autojoin.ports import Ports
 
 IN_SERVICE = JOINABLE_STATES - {HELD_AT_LAUNCH}
+LOST_STATES = frozenset({"shutting-down", "terminated"})
+"""EC2 states of an instance whose data are gone, or go whatever we do; those of a stopped one are still there."""
 KILLED_FROM_OUTSIDE = frozenset({"ABORTED", "TIMED_OUT"})
 
 
@@ -52,58 +61,33 @@ def take_over(command: TakeOver, ports: Ports) -> TakenOver:
     alive = bool(instance and instance.state in LIVE_STATES)
     tags = instance.tags if instance else {}
     serves = hook is None and _serves(record, request.from_execution, membership, alive)
+    node = _node(request.instance_id, record, tags, ports)
+    is_lost = instance is not None and instance.state in LOST_STATES
+    keeps = not serves and not is_lost and _holds_the_only_copy(node, ports)
+    may_serve = keeps and hook is None and _is_in_service(membership, alive)
+    stays = serves or keeps
+    # A master's Node is in its own etcd alone: kept with it, or gone with it.
+    made_node = made_node and node.role not in MASTERS
     return TakenOver(
         outcome="undo",
         until_ms=until_ms,
         run=Run(
             execution=command.execution,
             name=command.name,
-            node=_node(request.instance_id, record, tags, ports),
+            node=node,
             hook=hook,
         ),
         serves=serves,
-        stop_node=made_node and not serves and alive,
-        remove_node=(made_node and not serves) or (made_canary and serves),
-        scope="canaries" if serves else "node",
+        keeps=keeps,
+        remove_names=not (serves or may_serve) and any(i.kind in (RECORD, TARGET) for i in intents),
+        stop_node=any(i.kind in (NODE, FOUNDING) for i in intents) and not stays and alive,
+        remove_node=(made_node and not stays) or (made_canary and stays),
+        scope="canaries" if stays else "node",
         leave_ms=now_ms + budgets.command_budget_s("leave-node") * 1000,
         remove_ms=now_ms + (budgets.command_budget_s("leave-node") + budgets.command_budget_s("remove-node")) * 1000,
         error=request.failure.Error,
         cause=_plain(request.failure.Cause),
     )
-
-
-def abandon(command: Abandon, ports: Ports) -> Abandoned:
-    """ABANDON the hook that still holds the instance, then forget what the failed join wrote.
-
-    incomplete  something could not be removed: its intents stay, so that a later sweep knows exactly what is ours
-    Safe to repeat: the lease goes last, so a free one says that all is done. Raises LeaseLost if another execution took the node.
-    """
-    run = command.run
-    instance_id = run.node.instance_id
-    lease = ports.registry.lease(instance_id)
-    if lease.owner != run.execution:
-        if lease.owner is None:
-            return _abandoned(command, bool(run.hook), ports)
-        raise errors.LeaseLost(
-            f"the lease of {instance_id} is held by {lease.owner or 'nobody'}",
-            f"held by {run.execution}",
-            "look at the other execution: it completes the hook",
-        )
-    completed = _complete_abandon(run, ports)
-    if command.serves:
-        if not command.incomplete:
-            for intent in ports.registry.intents(instance_id):
-                if intent.kind != NODE and intent.execution in (command.from_execution, run.execution):
-                    ports.registry.delete_intent(instance_id, intent)
-        ports.registry.release_lease(instance_id, run.execution)
-    elif command.incomplete:
-        ports.registry.release_lease(instance_id, run.execution)
-    else:
-        ports.registry.forget(instance_id, run.execution)
-    ports.telemetry.count("JoinsRolledBack", reason=command.error)
-    if command.incomplete:
-        ports.telemetry.count("CleanupsIncomplete")
-    return _abandoned(command, completed, ports)
 
 
 def _plain(cause: str) -> str:
@@ -115,29 +99,17 @@ def _plain(cause: str) -> str:
     return str(parsed["errorMessage"]) if isinstance(parsed, dict) and "errorMessage" in parsed else cause
 
 
-def _complete_abandon(run: Run, ports: Ports) -> bool:
-    if run.hook is None:
-        return False
-    membership = ports.groups.membership(run.node.instance_id)
-    if membership is None or not is_held(membership.lifecycle_state, run.hook.token):
+def _holds_the_only_copy(node: NodeRef, ports: Ports) -> bool:
+    """Whether etcd data of a formed partition is, or may be, on this instance alone: what cannot be found out keeps it too."""
+    if node.role not in MASTERS:
         return False
     try:
-        ports.groups.complete(held(run.hook), run.node.instance_id, "ABANDON")
-    except errors.HookOver as error:
-        ports.telemetry.info("the hook ended before it was abandoned", detail=str(error))
-        return False
-    return True
-
-
-def _abandoned(command: Abandon, completed: bool, ports: Ports) -> Abandoned:
-    left = "; its clean-up is incomplete, the intents left in the table name what remains" if command.incomplete else ""
-    kept = "; the node served before and still serves" if command.serves else ""
-    ports.telemetry.warning("join rolled back", error=command.error, cause=command.cause, serves=command.serves)
-    return Abandoned(
-        hook="abandoned" if completed else "none",
-        error=command.error,
-        cause=f"{command.cause} [rolled back from {command.from_execution}{kept}{left}]",
-    )
+        return holds_formed(node.instance_id, node.cluster, node.partition, ports)
+    except errors.RETRYABLE:
+        raise
+    except errors.AutojoinError as error:
+        ports.telemetry.warning("what was decided about the partition cannot be read, so its master is kept", detail=str(error))
+        return True
 
 
 def _serves(record: NodeRecord | None, from_execution: str, membership: Membership | None, alive: bool) -> bool:
@@ -146,6 +118,11 @@ def _serves(record: NodeRecord | None, from_execution: str, membership: Membersh
         return False
     if record.joined_by != from_execution:
         return True
+    return _is_in_service(membership, alive)
+
+
+def _is_in_service(membership: Membership | None, alive: bool) -> bool:
+    """Whether the instance is in service in its group, or runs in none."""
     return alive and (membership is None or membership.lifecycle_state in IN_SERVICE)
 
 

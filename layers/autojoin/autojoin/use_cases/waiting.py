@@ -1,28 +1,19 @@
-"""AwaitAgent: the SSM agent announces itself to nobody, so somebody has to look."""
+"""AwaitAgent, Synced, and how an operation waits for what nobody announces: it looks, for a while, and answers "not yet"."""
 
 from __future__ import annotations
 
-from autojoin import errors
-from autojoin.domain import budgets
-from autojoin.domain.lifecycle import HeldHook
-from autojoin.events.operations import AgentSeen, AwaitAgent, HookRef, Run
-from autojoin.ports import Ports
-from autojoin.use_cases.admission import live_instance
+from typing import TYPE_CHECKING
 
-ONLINE = "Online"
+from autojoin import errors
+from autojoin.events.operations.etcd import EtcdSeen, Synced
+from autojoin.events.operations.wait import AgentSeen, AwaitAgent
+from autojoin.use_cases.run import ONLINE, heartbeat, live_instance, look_until
+
+if TYPE_CHECKING:
+    from autojoin.ports import Ports
+
 OLDEST_AGENT = (3, 3, 2746, 0)
 """First agent that passes document parameters as environment variables. Source: Systems Manager, interpolationType ENV_VAR."""
-
-
-def held(hook: HookRef) -> HeldHook:
-    """The port's view of a run's hook."""
-    return HeldHook(hook.group, hook.name, hook.token)
-
-
-def heartbeat(run: Run, ports: Ports) -> None:
-    """Keep a held hook alive; nothing if none is held. Raises HookOver."""
-    if run.hook:
-        ports.groups.heartbeat(held(run.hook), run.node.instance_id)
 
 
 def await_agent(command: AwaitAgent, ports: Ports) -> AgentSeen:
@@ -33,16 +24,37 @@ def await_agent(command: AwaitAgent, ports: Ports) -> AgentSeen:
     instance_id = command.run.node.instance_id
     heartbeat(command.run, ports)
     live_instance(instance_id, ports)
-    stop_ms = min(ports.clock.now_ms() + budgets.LOOK_FOR_S * 1000, command.until_ms)
-    while True:
+
+    def look() -> AgentSeen:
         agent = ports.commands.agents([instance_id]).get(instance_id)
         if agent and agent.ping == ONLINE:
             _require_recent(instance_id, agent.version)
             return AgentSeen(done=True, ping=agent.ping, version=agent.version)
-        left_s = (stop_ms - ports.clock.now_ms()) / 1000
-        if left_s <= 0:
-            return AgentSeen(done=False, ping=agent.ping if agent else "never registered")
-        ports.clock.sleep(min(budgets.LOOK_EVERY_S, left_s))
+        return AgentSeen(done=False, ping=agent.ping if agent else "never registered")
+
+    return look_until(look, lambda seen: seen.done, command.until_ms, ports)
+
+
+def synced(command: Synced, ports: Ports) -> EtcdSeen:
+    """Look until etcd on the node answers as the one voter of its cluster. Changes nothing. Raises EtcdDataForeign."""
+    node = command.run.node
+
+    def look() -> EtcdSeen:
+        view = ports.etcd.view(node.address) if node.address else None
+        if view is None or not view.leader:
+            return EtcdSeen(done=False)
+        urls = [url for member in view.members for url in member.peer_urls]
+        if len(view.members) != 1 or not any(f"//{node.address}:" in url for url in urls):
+            raise errors.EtcdDataForeign(
+                f"etcd on {node.instance_id} has the members {', '.join(urls)}",
+                f"one member, {node.address}",
+                "look at the data folder of the node's etcd: it belongs to another cluster",
+            )
+        if view.members[0].is_learner or not view.members[0].client_urls:
+            return EtcdSeen(done=False)
+        return EtcdSeen(done=True, cluster_id=view.cluster_id, version=view.version)
+
+    return look_until(look, lambda seen: seen.done, command.until_ms, ports)
 
 
 def _require_recent(instance_id: str, version: str) -> None:
