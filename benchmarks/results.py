@@ -58,10 +58,13 @@ def overhead(results: Results, workflow: str) -> float | None:
 
 
 def import_ratios(results: Results, samples: str) -> dict[str, float]:
-    """Median of each function's `samples` (module_ms, adapters_ms, clients_ms, sources_ms) as a multiple of boto3's."""
-    boto3 = median(results["imports"]["boto3_ms"])
-    ratios = {name: ratio(median(f[samples]), boto3) for name, f in results["imports"]["functions"].items()}
-    return {name: found for name, found in ratios.items() if found is not None}
+    """Median over the pairs of each function's `samples` (module_ms, adapters_ms, …) as a multiple of boto3's, measured right before it."""
+    found = {}
+    for name, function in results["imports"]["functions"].items():
+        pairs = [taken / boto3 for taken, boto3 in zip(function[samples], function["boto3_ms"], strict=True)]
+        if pairs:
+            found[name] = statistics.median(pairs)
+    return found
 
 
 def targets(results: Results) -> list[Target]:
@@ -193,7 +196,8 @@ def calls_table(results: Results) -> Table:
 
 def imports_table(results: Results) -> Table:
     """Milliseconds and multiples of `import boto3`, medians."""
-    boto3 = median(results["imports"]["boto3_ms"])
+    boto3 = median(ms for f in results["imports"]["functions"].values() for ms in f["boto3_ms"])
+    module_ratios, adapters_ratios = import_ratios(results, "module_ms"), import_ratios(results, "adapters_ms")
     rows: list[tuple[object, ...]] = [("`import boto3`", "", _number(boto3, digits=0), "1.00", "", "", "", "")]
     for name, function in results["imports"]["functions"].items():
         module, adapters = median(function["module_ms"]), median(function["adapters_ms"])
@@ -202,9 +206,9 @@ def imports_table(results: Results) -> Table:
                 name,
                 ", ".join(function["ports"]),
                 _number(module, digits=0),
-                _number(ratio(module, boto3), digits=2),
+                _number(module_ratios.get(name), digits=2),
                 _number(adapters, digits=0),
-                _number(ratio(adapters, boto3), digits=2),
+                _number(adapters_ratios.get(name), digits=2),
                 _number(median(function["clients_ms"]), digits=0),
                 _number(median(function["sources_ms"]), digits=0),
             )
