@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autojoin import errors
@@ -11,7 +11,7 @@ from autojoin.domain.identity import Identity, Role, identify
 from autojoin.domain.lifecycle import BEFORE_ITS_HOOK, HELD_AT_LAUNCH, Hook, hook_of_ours, is_held, is_warm
 from autojoin.domain.partitions import Partition, Topology
 from autojoin.domain.plan import Plan, plan_join
-from autojoin.events.operations.node import Admission, Admit, DeadlinesView, PlanView
+from autojoin.events.operations.node import Admission, Admit
 from autojoin.events.operations.run import HookRef, NodeRef, Run
 from autojoin.events.requests import JoinRequest
 from autojoin.records import Instance, Membership, NodeRecord
@@ -56,9 +56,9 @@ def admit(command: Admit, ports: Ports) -> Admission:
     deadlines = _deadlines(request, candidate, ports.clock.now_ms())
     answer = Admission(
         outcome="planned",
-        plan=PlanView(**asdict(candidate.plan)),
+        plan=candidate.plan,
         run=run,
-        deadlines=DeadlinesView(**asdict(deadlines)),
+        deadlines=deadlines,
     )
     if request.dry_run:
         return _with_founding(answer, candidate, ports)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from autojoin.domain.budgets import Deadlines
+from autojoin.domain.plan import Plan
 from autojoin.events.operations.run import DocumentPin, Run, Wire
 
 
@@ -16,30 +18,6 @@ class Admit(Wire):
     request: dict[str, Any]
 
 
-class PlanView(Wire):
-    """The plan, as the choices of the graph and a dry run read it."""
-
-    steps: tuple[str, ...]
-    hosts_etcd: bool
-    serves_api: bool
-    has_front_door: bool
-
-
-class DeadlinesView(Wire):
-    """Until when each wait may go round, milliseconds since the epoch."""
-
-    agent_ms: int
-    member_ms: int
-    start_etcd_ms: int
-    synced_ms: int
-    start_api_ms: int
-    api_name_ms: int
-    join_ms: int
-    verify_ms: int
-    front_door_ms: int
-    overall_ms: int
-
-
 class Admission(Wire):
     """Answer of Admit.
 
@@ -50,9 +28,9 @@ class Admission(Wire):
     """
 
     outcome: Literal["admitted", "planned", "in_progress"]
-    plan: PlanView | None = None
+    plan: Plan | None = None
     run: Run | None = None
-    deadlines: DeadlinesView | None = None
+    deadlines: Deadlines | None = None
     owner: str | None = None
     founding: str | None = None
     refusals: tuple[str, ...] = ()
