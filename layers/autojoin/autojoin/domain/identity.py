@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from autojoin import errors
 
@@ -28,8 +27,7 @@ class Role(StrEnum):
     ETCD = "etcd"
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """An instance's place: its cluster, role and partition."""
 
     cluster: ClusterName

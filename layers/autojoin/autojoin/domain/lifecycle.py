@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autojoin import errors
 from autojoin.domain import budgets
@@ -35,8 +36,7 @@ class Hook:
         return isinstance(parsed, dict) and parsed.get("autojoin") == 1
 
 
-@dataclass(frozen=True)
-class HeldHook:
+class HeldHook(NamedTuple):
     """A hook of ours that holds an instance now. `token` is None when the execution was started without one."""
 
     group: str

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from autojoin import errors
 from autojoin.domain import budgets
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 JOINABLE_STATES = frozenset({BEFORE_ITS_HOOK, HELD_AT_LAUNCH, "Pending:Proceed", "InService", "Standby", "EnteringStandby"})
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """What there is to know of an instance before its join."""
 
     instance: Instance
